@@ -1,0 +1,77 @@
+"""The interface of drafters, and how tokens become a :class:`~foredraft.types.Draft`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from foredraft.sampling import SamplingRow
+from foredraft.types import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """What a drafter may know of a sequence. Nothing here may be changed.
+
+    Attributes:
+        token_ids: prompt and committed tokens.
+        num_draft_tokens: how many are wanted; fewer are legal.
+        noise_seed: key of the sequence's random streams.
+        rule: the acceptance rule; under ``coupled`` a stochastic drafter draws with the target's noise.
+        sampling_row: what the sampling pipeline needs for the token after a given draft prefix.
+    """
+
+    sequence_id: int
+    token_ids: list[int]
+    num_draft_tokens: int
+    noise_seed: int
+    rule: str
+    sampling_row: Callable[[tuple[int, ...]], SamplingRow]
+
+
+class Drafter(ABC):
+    """Proposes tokens. Capabilities are declared and checked when the engine is built.
+
+    Attributes:
+        needs_features: wants hidden states of the target.
+        makes_trees: proposals may branch.
+        stochastic: tokens are drawn, and ``Draft.probs`` says from what.
+        rolls_back: its state follows when draft tokens are rejected.
+    """
+
+    needs_features: ClassVar[bool] = False
+    makes_trees: ClassVar[bool] = False
+    stochastic: ClassVar[bool] = False
+    rolls_back: ClassVar[bool] = True
+
+    @abstractmethod
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        """Draft for the rows of a step; a row with ``num_draft_tokens`` 0 gets none."""
+
+    def observe(self, sequence_id: int, token_ids: list[int]) -> None:
+        """A step ended: ``token_ids`` is now the sequence's committed text."""
+
+    def forget(self, sequence_id: int) -> None:
+        """A sequence ended; drop what is kept of it."""
+
+
+def chain_draft(tokens: Sequence[Sequence[int]], probs: torch.Tensor | None = None) -> Draft:
+    """A draft of chains, padded to the longest.
+
+    Args:
+        tokens: draft tokens per row.
+        probs: ``[B, N, V]`` they were drawn from, or None.
+    """
+    counts = [len(row) for row in tokens]
+    width = max(counts, default=0)
+    padded = [[*row, *[0] * (width - len(row))] for row in tokens]
+    return Draft(
+        token_ids=torch.tensor(padded, dtype=torch.int64).view(len(counts), width),
+        parents=torch.arange(-1, width - 1).expand(len(counts), width),
+        num_draft_tokens=counts,
+        probs=probs,
+    )

@@ -1,0 +1,42 @@
+"""The drafters by method name. A new method is one line here and one file beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from foredraft.config import EngineConfig, SpeculativeConfig
+from foredraft.drafters.base import Drafter
+from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.ngram import NGramDrafter
+from foredraft.drafters.none import NoDrafter
+from foredraft.drafters.vocabulary import check_same_vocabulary
+from foredraft.target.forward import TargetModel
+from foredraft.target.load import load_target
+
+Build = Callable[[SpeculativeConfig, EngineConfig, TargetModel, Any], Drafter]
+
+
+def _draft_model(speculative: SpeculativeConfig, config: EngineConfig, target: TargetModel, tokenizer: Any) -> Drafter:
+    assert speculative.model is not None
+    draft, loaded = load_target(speculative.model, config)
+    check_same_vocabulary(tokenizer, loaded.tokenizer, target.vocab_size, draft.vocab_size, speculative.model)
+    return DraftModelDrafter(draft, target.vocab_size)
+
+
+DRAFTERS: dict[str, Build] = {
+    "none": lambda speculative, config, target, tokenizer: NoDrafter(),
+    "ngram": lambda speculative, config, target, tokenizer: NGramDrafter(
+        speculative.prompt_lookup_min, speculative.prompt_lookup_max
+    ),
+    "draft_model": _draft_model,
+}
+
+
+def make_drafter(speculative: SpeculativeConfig, config: EngineConfig, target: TargetModel, tokenizer: Any) -> Drafter:
+    """Build the drafter of a configuration.
+
+    Raises:
+        IncompatibleDrafterError: it does not fit the target.
+    """
+    return DRAFTERS[speculative.method](speculative, config, target, tokenizer)

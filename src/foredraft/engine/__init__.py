@@ -1,0 +1,6 @@
+"""The engine: requests in, tokens out."""
+
+from foredraft.engine.engine import Engine
+from foredraft.engine.llm import LLM
+
+__all__ = ["LLM", "Engine"]

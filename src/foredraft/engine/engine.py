@@ -1,0 +1,200 @@
+"""The loop: schedule, plan, draft, one target pass, verify, commit, observe, deliver."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from typing import Any
+
+from foredraft.config import SpeculativeConfig
+from foredraft.drafters import Drafter, DraftRow
+from foredraft.engine.delivery import deliver
+from foredraft.engine.detokenize import Detokenizer
+from foredraft.engine.scheduler import ScheduledRow, Scheduler
+from foredraft.engine.sequence import Sequence
+from foredraft.engine.verifier import Verifier, rule_for
+from foredraft.errors import RequestError
+from foredraft.policy import FixedPolicy
+from foredraft.sampling import TokenCounts, check_token_ids, needs_counts
+from foredraft.target.forward import TargetModel
+from foredraft.target.layout import PassRow
+from foredraft.types import Draft, FinishReason, Request, StepOutput, Verdict
+
+Row = ScheduledRow[Sequence]
+
+
+class Engine:
+    """Batched decoding of many requests with one target model and one drafter.
+
+    Args:
+        target: the model; its slots belong to this engine.
+        drafter: proposes tokens; method ``none`` is plain decoding in the same loop.
+        tokenizer: for text and stop strings; None works with token ids alone.
+        eos_token_ids: end a sequence unless the request ignores them.
+        contract: what the numerics of the target guarantee (see ``target.selfcheck``).
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        config: SpeculativeConfig,
+        *,
+        tokenizer: Any = None,
+        eos_token_ids: tuple[int, ...] = (),
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 1024,
+        contract: str = "token-identical",
+    ):
+        self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
+        self.eos_token_ids, self.contract = eos_token_ids, contract
+        self.config = config
+        self.policy = FixedPolicy(config.max_draft_tokens)
+        self.verifier = Verifier(config)
+        self.scheduler: Scheduler[Sequence] = Scheduler(max_num_seqs, max_num_batched_tokens, target.slots.length)
+        self.sequences: dict[str, Sequence] = {}
+        self._ids = itertools.count()
+
+    def add_request(self, request: Request) -> Sequence:
+        """Queue a request.
+
+        Raises:
+            RequestError: it can never be served; nothing is queued then.
+        """
+        params = request.params
+        limit, num_prompt = self.target.max_model_len, len(request.prompt_token_ids)
+        if request.request_id in self.sequences:
+            raise RequestError(f"request id {request.request_id!r} is in use; ids of running requests must differ")
+        if not num_prompt:
+            raise RequestError("the prompt is empty; give at least one token")
+        if num_prompt >= limit:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens and the model's limit is {limit}, one of them "
+                "for the output; shorten the prompt or raise max_model_len"
+            )
+        outside = next((t for t in request.prompt_token_ids if not 0 <= t < self.target.vocab_size), None)
+        if outside is not None:
+            raise RequestError(f"prompt token id {outside} is outside the vocabulary [0, {self.target.vocab_size})")
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; use stop_token_ids")
+        stop_ids = (*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))
+        check_token_ids(params, stop_ids, self.target.vocab_size)
+        sequence = Sequence(
+            sequence_id=next(self._ids),
+            request=request,
+            token_ids=list(request.prompt_token_ids),
+            noise_seed=secrets.randbits(63) if params.seed is None else params.seed,
+            rule=rule_for(self.config, params.is_greedy, params.seed is not None),
+            max_len=min(limit, num_prompt + (params.max_tokens or limit)),
+            stop_ids=stop_ids,
+            detokenizer=Detokenizer(
+                self.tokenizer,
+                params.stop_strings,
+                params.include_stop_str_in_output,
+                params.skip_special_tokens,
+            ),
+            counts=TokenCounts(request.prompt_token_ids) if needs_counts(params) else None,
+            arrived_s=time.perf_counter(),
+        )
+        sequence.metrics.num_prompt_tokens = num_prompt
+        self.sequences[request.request_id] = sequence
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[StepOutput]:
+        """Run one pass and return what it delivered to each request that got tokens."""
+        started = time.perf_counter()
+        rows = self._schedule()
+        if not rows:
+            return []
+        complete = [row.sequence for row in rows if row.completes]
+        plan = self.policy.plan([sequence.room for sequence in complete])
+        planned = time.perf_counter()
+        draft = self.drafter.propose([_draft_row(s, k) for s, k in zip(complete, plan, strict=True)])
+        drafted = time.perf_counter()
+        logits = self.target.forward(self._pass_rows(rows, draft))
+        passed = time.perf_counter()
+        verdicts = self.verifier.verify(complete, draft, logits)
+        verified = time.perf_counter()
+        self._commit(rows, verdicts)
+        outputs = deliver(complete, draft, verdicts, logits)
+        for sequence in complete:
+            self.drafter.observe(sequence.sequence_id, sequence.token_ids)
+        self._retire(complete)
+        self._account(rows, started, planned, drafted, passed, verified)
+        return outputs
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; what it has emitted so far stays with its sequence."""
+        sequence = self.sequences.get(request_id)
+        if sequence is not None:
+            sequence.finish_reason = FinishReason.ABORT
+            self._retire([sequence])
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_work
+
+    def _schedule(self) -> list[Row]:
+        for sequence in self.scheduler.admit():
+            self.target.slots.open(sequence.sequence_id)
+            sequence.admitted_s = time.perf_counter()
+        return self.scheduler.schedule()
+
+    def _pass_rows(self, rows: list[Row], draft: Draft) -> list[PassRow]:
+        """The tokens that each row feeds: its pending ones and, if that completes it, its draft."""
+        drafted = iter(zip(draft.token_ids.tolist(), draft.num_draft_tokens, strict=True))
+        passes = []
+        for row in rows:
+            start = self.target.slots.length(row.sequence.sequence_id)
+            tokens = row.sequence.token_ids[start : start + row.num_tokens]
+            if row.completes:
+                draft_ids, count = next(drafted)
+                passes.append(PassRow(row.sequence.sequence_id, tokens + draft_ids[:count], count + 1))
+            else:
+                passes.append(PassRow(row.sequence.sequence_id, tokens, 0))
+        return passes
+
+    def _commit(self, rows: list[Row], verdicts: list[Verdict]) -> None:
+        """Keep the cache entries of the fed tokens and of the accepted drafts; all else is scratch."""
+        verdict = iter(verdicts)
+        for row in rows:
+            kept = next(verdict).num_accepted_tokens if row.completes else 0
+            self.target.slots.commit(row.sequence.sequence_id, row.num_tokens + kept)
+
+    def _retire(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.finish_reason is not None:
+                self.scheduler.remove(sequence)
+                del self.sequences[sequence.request.request_id]
+                self.drafter.forget(sequence.sequence_id)
+                if sequence.sequence_id in self.target.slots:
+                    self.target.slots.close(sequence.sequence_id)
+
+    def _account(
+        self, rows: list[Row], started: float, planned: float, drafted: float, passed: float, verified: float
+    ) -> None:
+        """Share the seconds of the step among its rows."""
+        now = time.perf_counter()
+        share = 1.0 / len(rows)
+        for row in rows:
+            metrics = row.sequence.metrics
+            metrics.draft_s += (drafted - planned) * share
+            metrics.target_s += (passed - drafted) * share
+            metrics.verify_s += (verified - passed) * share
+            metrics.host_s += (now - verified + planned - started) * share
+            metrics.total_s = now - row.sequence.arrived_s
+            if row.completes and metrics.first_token_s is None:
+                metrics.first_token_s = now - row.sequence.arrived_s
+
+
+def _draft_row(sequence: Sequence, num_draft_tokens: int) -> DraftRow:
+    return DraftRow(
+        sequence.sequence_id,
+        sequence.token_ids,
+        num_draft_tokens,
+        sequence.noise_seed,
+        sequence.rule,
+        sequence.sampling_row,
+    )

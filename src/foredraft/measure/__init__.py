@@ -1,0 +1,1 @@
+"""Measuring: the formulas of the counts, workloads, and the benchmark with its peers."""

@@ -1,0 +1,29 @@
+"""From logits to tokens: filters, the one pipeline, keyed noise, draws and log-probabilities."""
+
+from foredraft.sampling.draw import most_likely_tokens, sample_gumbel, sample_inverse_cdf
+from foredraft.sampling.logprobs import top_logprobs
+from foredraft.sampling.noise import Stream, gumbel, uniform
+from foredraft.sampling.pipeline import (
+    SamplingRow,
+    TokenCounts,
+    adjust_logits,
+    check_token_ids,
+    needs_counts,
+    probs_from_logits,
+)
+
+__all__ = [
+    "SamplingRow",
+    "Stream",
+    "TokenCounts",
+    "adjust_logits",
+    "check_token_ids",
+    "gumbel",
+    "most_likely_tokens",
+    "needs_counts",
+    "probs_from_logits",
+    "sample_gumbel",
+    "sample_inverse_cdf",
+    "top_logprobs",
+    "uniform",
+]

@@ -1,0 +1,1 @@
+"""The target model: found, loaded, run, with its cache."""

@@ -1,0 +1,102 @@
+"""A Hugging Face causal language model that runs over KV slots: rows in, logits out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foredraft.errors import UnsupportedModelError
+from foredraft.target.attention import ATTENTION_NAME, register_attention
+from foredraft.target.layout import PassRow, PassShape, build_layout
+from foredraft.target.lowering import LoweringReport, find_attention, lower, run_model
+from foredraft.target.native_build import native_library
+from foredraft.target.slots import KVSlots
+from foredraft.target.zoo import cache_folder
+
+STATEFUL_HINTS = ("mamba", "linear_attention", "recurrent", "conv", "chunked_attention")
+
+
+class TargetModel:
+    """One model with its cache. The draft model is of this class too.
+
+    Args:
+        model: a causal LM loaded with ``attn_implementation="foredraft"``; it is changed in place when
+            ``packed`` is set, so the caller must own it.
+        max_model_len: most tokens of a sequence.
+        packed: replace linear layers, norms, gated MLPs and attention by packed ones (checked one by one).
+        compiled: run through torch.compile.
+        folder: where kernels are built and kept; None is the user's cache folder.
+
+    Raises:
+        UnsupportedModelError: the model keeps state that is no key/value cache, or calls attention in a way
+            that is not known.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        max_model_len: int,
+        *,
+        packed: bool = True,
+        compiled: bool = False,
+        folder: Path | None = None,
+    ):
+        config: Any = model.config
+        _refuse_other_state(model, config)
+        self.model = model.eval().requires_grad_(False)
+        parameter = next(model.parameters())
+        self.dtype, self.device = parameter.dtype, parameter.device
+        self.vocab_size = int(config.get_text_config().vocab_size)
+        self.max_model_len = max_model_len
+        config._attn_implementation = ATTENTION_NAME
+        register_attention()
+        calls = find_attention(model, self.device)
+        self.slots = KVSlots([call.shape for call in calls], self.dtype, self.device, max_model_len)
+        folder = folder or cache_folder()
+        self.native = native_library(folder) if packed and self.device.type == "cpu" else None
+        self.lowering = lower(model, calls, self.slots, self.native) if packed else LoweringReport()
+        self.shape = PassShape()
+        self.num_passes = 0
+
+    def forward(self, rows: Sequence[PassRow]) -> Tensor:
+        """One pass over the next tokens of the given sequences, each opened in ``slots`` before.
+
+        Writes their keys and values at and past the committed lengths; changes no length.
+
+        Returns:
+            logits ``[sum of num_logits, vocab]`` in the model's dtype, in the order of ``rows``.
+        """
+        layout = build_layout(rows, self.slots, self.shape, self.native)
+        self.num_passes += 1
+        with torch.inference_mode():
+            logits = run_model(self.model, layout)
+        return logits[: layout.num_logits, : self.vocab_size]
+
+    def prefill(self, sequence_id: int, token_ids: Sequence[int], chunk: int = 512) -> None:
+        """Feed and commit tokens whose logits nobody needs."""
+        for start in range(0, len(token_ids), chunk):
+            part = list(token_ids[start : start + chunk])
+            self.forward([PassRow(sequence_id, part, 0)])
+            self.slots.commit(sequence_id, len(part))
+
+
+def _refuse_other_state(model: nn.Module, config: Any) -> None:
+    text = config.get_text_config()
+    name = f"{type(model).__name__} ({text.model_type})"
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name} is an encoder-decoder model; only decoder-only models are supported")
+    kinds = set(getattr(text, "layer_types", None) or []) - {
+        "full_attention",
+        "sliding_attention",
+        "attention",
+    }
+    if kinds or getattr(model, "_is_stateful", False) or any(h in text.model_type for h in STATEFUL_HINTS):
+        what = ", ".join(sorted(kinds)) or "recurrent state"
+        raise UnsupportedModelError(
+            f"{name} has layers of kind {what}, whose state cannot be rolled back after a rejected draft; "
+            "only models with full or sliding-window attention in every layer are supported"
+        )

@@ -1,0 +1,45 @@
+"""From a model's name to a :class:`TargetModel` with its numerics settled."""
+
+from __future__ import annotations
+
+import torch
+
+from foredraft.config import EngineConfig
+from foredraft.errors import InvalidOptionError
+from foredraft.target.attention import ATTENTION_NAME, register_attention
+from foredraft.target.forward import TargetModel
+from foredraft.target.loader import LoadedModel, load_model
+from foredraft.target.zoo import cache_folder
+
+
+def load_target(name: str, config: EngineConfig) -> tuple[TargetModel, LoadedModel]:
+    """Load a model for the engine; draft models are loaded the same way.
+
+    Raises:
+        ModelLoadError, UnsupportedModelError: see ``loader`` and ``forward``.
+        InvalidOptionError: ``max_model_len`` is beyond what the model was made for.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    register_attention()
+    loaded = load_model(
+        name,
+        dtype=config.dtype,
+        device=config.device,
+        attn_implementation=ATTENTION_NAME,
+        trust_remote_code=config.trust_remote_code,
+        cache_dir=config.cache_dir,
+    )
+    limit = config.max_model_len or loaded.max_model_len
+    if limit > loaded.max_model_len and name == config.model:
+        raise InvalidOptionError(
+            f"max_model_len={limit} is above the {loaded.max_model_len} positions that {name} was made for"
+        )
+    model = TargetModel(
+        loaded.model,
+        min(limit, loaded.max_model_len),
+        packed=config.packed,
+        compiled=config.compile,
+        folder=cache_folder(config.cache_dir),
+    )
+    return model, loaded

@@ -1,0 +1,75 @@
+// y = x W^T + b in bf16 with float32 accumulation, for any number of rows, on AVX512-BF16.
+//
+// Every output is one chain of vdpbf16ps over k = 0, 2, 4, ... in one vector lane. The chain does not depend on
+// the number of rows, the number of threads or the neighbours, so a row's bits never change with the batch.
+//
+//   packed weights: [N/32][K/2][32][2]   a block of 32 outputs is one contiguous stream
+#include <cstdint>
+#include <immintrin.h>
+
+namespace {
+
+constexpr int64_t kBlock = 32;  // outputs of a block: two vectors of 16
+constexpr int kRows = 12;       // rows of a tile: 24 accumulators, 2 weight vectors
+
+__m512 pair_to_float(const uint16_t* pair) {
+  int32_t bits;
+  __builtin_memcpy(&bits, pair, sizeof bits);
+  return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
+}
+
+template <int R>
+void tile(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, int64_t K, int64_t ldx, int64_t ldy,
+          __mmask16 lanes0, __mmask16 lanes1) {
+  __m512 acc[R][2];
+  for (int r = 0; r < R; ++r) {
+    acc[r][0] = _mm512_setzero_ps();
+    acc[r][1] = _mm512_setzero_ps();
+  }
+  for (int64_t k = 0; k < K; k += 2) {
+    const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w);
+    const __m512bh w1 = (__m512bh)_mm512_loadu_si512(w + kBlock);
+    _mm_prefetch(reinterpret_cast<const char*>(w) + 4096, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(w) + 4160, _MM_HINT_T0);
+    w += 2 * kBlock;
+    for (int r = 0; r < R; ++r) {
+      const __m512bh xr = (__m512bh)pair_to_float(x + r * ldx + k);
+      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], w0, xr);
+      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], w1, xr);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    if (bias) {
+      acc[r][0] = _mm512_add_ps(acc[r][0], _mm512_maskz_loadu_ps(lanes0, bias));
+      acc[r][1] = _mm512_add_ps(acc[r][1], _mm512_maskz_loadu_ps(lanes1, bias + 16));
+    }
+    _mm256_mask_storeu_epi16(y + r * ldy, lanes0, (__m256i)_mm512_cvtneps_pbh(acc[r][0]));
+    _mm256_mask_storeu_epi16(y + r * ldy + 16, lanes1, (__m256i)_mm512_cvtneps_pbh(acc[r][1]));
+  }
+}
+
+using Tile = void (*)(const uint16_t*, const uint16_t*, const float*, uint16_t*, int64_t, int64_t, int64_t, __mmask16,
+                      __mmask16);
+constexpr Tile kTiles[kRows + 1] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>,  tile<5>, tile<6>,
+                                    tile<7>, tile<8>, tile<9>, tile<10>, tile<11>, tile<12>};
+
+__mmask16 lanes(int64_t left) { return left >= 16 ? 0xffff : left <= 0 ? 0 : (1u << left) - 1; }
+
+}  // namespace
+
+// x: [M, K] with row stride ldx; w: packed; bias: [N] float32 or null; y: [M, N] contiguous. K is even.
+extern "C" void foredraft_linear_bf16(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, int64_t M,
+                                      int64_t N, int64_t K, int64_t ldx, int threads) {
+  const int64_t blocks = (N + kBlock - 1) / kBlock;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t n = b * kBlock;
+    for (int64_t m = 0; m < M;) {
+      int64_t rows = M - m;
+      if (rows > kRows) rows = rows >= 2 * kRows ? kRows : (rows + 1) / 2;
+      kTiles[rows](x + m * ldx, w + b * kBlock * K, bias ? bias + n : nullptr, y + m * N + n, K, ldx, N, lanes(N - n),
+                   lanes(N - n - 16));
+      m += rows;
+    }
+  }
+}

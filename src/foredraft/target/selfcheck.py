@@ -1,0 +1,224 @@
+"""Which shapes give a row the same bits in any pass, measured on the model and machine at hand.
+
+The check feeds one text in many ways: in passes of every width, alone and among neighbours of other lengths
+(so with more keys than needed), its prompt in chunks. All must give the same logits, bit for bit. Shapes are
+tried from the narrowest up; the answer is kept in the cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+import foredraft.target
+from foredraft.config import EngineConfig
+from foredraft.target.forward import TargetModel
+from foredraft.target.layout import PassRow, PassShape
+from foredraft.target.zoo import cache_folder
+
+TOKEN_IDENTICAL, NEAR_TIE = "token-identical", "near-tie"
+TAIL = 12
+"""Tokens at the end of the test text whose logits are compared."""
+CANDIDATES = (
+    PassShape(min_tokens=1, min_queries=1),
+    PassShape(min_tokens=2, min_queries=1),
+    PassShape(),
+    PassShape(min_tokens=4, min_queries=4),
+    PassShape(min_tokens=8, min_queries=8, short_keys=()),
+)
+FAST = PassShape(min_tokens=1, min_queries=1, key_block=64, short_keys=())
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """What was found: the shapes to keep to, and what they guarantee.
+
+    Attributes:
+        contract: ``token-identical`` or ``near-tie``.
+        shape: of passes.
+        max_difference: largest logit difference that narrower shapes or this one showed, 0 if none did.
+        seconds: the check took; 0 when it came from the cache.
+    """
+
+    contract: str
+    shape: PassShape
+    max_difference: float
+    seconds: float = 0.0
+
+
+def settle_numerics(target: TargetModel, fingerprint: str, config: EngineConfig) -> Numerics:
+    """Find the shapes for a model, set them on it and say what they guarantee.
+
+    Args:
+        fingerprint: changes with the model's configuration or weights.
+    """
+    if config.numerics == "fast":
+        target.shape = FAST
+        return Numerics(NEAR_TIE, FAST, float("nan"))
+    file = cache_folder(config.cache_dir) / "numerics" / f"{_key(target, fingerprint, config)}.json"
+    found = _read(file)
+    if found is None:
+        found = find_shape(target)
+        _write(file, found)
+    target.shape = found.shape
+    return found
+
+
+def find_shape(target: TargetModel) -> Numerics:
+    """The narrowest of the candidate shapes that holds; if none does, contract near-tie."""
+    started = time.perf_counter()
+    worst = 0.0
+    for shape in CANDIDATES:
+        difference = largest_difference(target, shape)
+        if difference == 0.0:
+            return Numerics(TOKEN_IDENTICAL, shape, worst, time.perf_counter() - started)
+        worst = max(worst, difference)
+    return Numerics(NEAR_TIE, PassShape(), worst, time.perf_counter() - started)
+
+
+def largest_difference(target: TargetModel, shape: PassShape) -> float:
+    """Largest logit difference between the ways of feeding one text; 0.0 means identical bits.
+
+    Stops at the first way that differs.
+    """
+    target.shape = shape
+    for length in _lengths(target):
+        text = _text(target, length)
+        with _Trial(target, text, neighbours=0) as alone:
+            reference = alone.tail([TAIL])
+            ways = [partial(alone.tail, [width] * TAIL) for width in (1, 2, 3, 5, 8)]
+            ways += [partial(alone.tail, [TAIL], chunk=chunk) for chunk in (17, 48)]
+            difference = _first_difference(ways, reference)
+        if difference:
+            return difference
+        with _Trial(target, text, neighbours=3) as crowd:
+            difference = _first_difference([partial(crowd.tail, w) for w in ([1] * TAIL, [TAIL], [4, 1, 7])], reference)
+        if difference:
+            return difference
+    return 0.0
+
+
+def _first_difference(ways: Sequence[Callable[[], Tensor]], reference: Tensor) -> float:
+    for way in ways:
+        difference = float((way() - reference).abs().max())
+        if difference:
+            return difference
+    return 0.0
+
+
+def _lengths(target: TargetModel) -> list[int]:
+    """Short, and across the blocks of 512 keys, as far as the model's limit allows."""
+    room = target.max_model_len - TAIL - 8
+    return sorted({min(length, room) for length in (40, 530)})
+
+
+def _text(target: TargetModel, length: int, salt: int = 0) -> list[int]:
+    return [(i * i * 31 + i * 7 + salt * 101 + 3) % (target.vocab_size - 1) for i in range(length)]
+
+
+class _Trial:
+    """A text, perhaps among neighbours of other lengths, whose last tokens are fed again and again.
+
+    The text does not sit in slot 0, so that neighbours lie on both sides of it.
+    """
+
+    def __init__(self, target: TargetModel, text: list[int], neighbours: int):
+        self._target, self._text = target, text
+        self._start = len(text) - TAIL
+        most = target.max_model_len - 2 * TAIL
+        lengths = [9, min(700, most), 31][:neighbours]
+        self._neighbours = [_text(target, length + TAIL * 2, salt=i + 1) for i, length in enumerate(lengths)]
+        self._ids = [-2 - i for i in range(neighbours + 1)]
+        self._main = self._ids[min(1, neighbours)]
+
+    def __enter__(self) -> _Trial:
+        others = iter(self._neighbours)
+        for sequence in self._ids:
+            self._target.slots.open(sequence)
+            text = self._text[: self._start] if sequence == self._main else next(others)[: -TAIL * 2]
+            self._target.prefill(sequence, text, 4096)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sequence in self._ids:
+            self._target.slots.close(sequence)
+
+    def tail(self, widths: list[int], chunk: int = 0) -> Tensor:
+        """Logits ``[TAIL, V]`` of the text's end, fed in passes of ``widths``; ``chunk`` feeds the prompt anew."""
+        slots = self._target.slots
+        slots.truncate(self._main, 0 if chunk else self._start)
+        if chunk:
+            self._target.prefill(self._main, self._text[: self._start], chunk)
+        parts, at = [], 0
+        for step, width in enumerate(widths):
+            tokens = self._text[self._start + at : self._start + min(at + width, TAIL)]
+            if not tokens:
+                break
+            others = [
+                PassRow(sequence, text[-TAIL * 2 :][: 1 + (step + i) % 3], 1)
+                for i, (sequence, text) in enumerate(
+                    zip((s for s in self._ids if s != self._main), self._neighbours, strict=True)
+                )
+            ]
+            parts.append(
+                self._target.forward([PassRow(self._main, tokens, len(tokens)), *others])[: len(tokens)].float()
+            )
+            slots.commit(self._main, len(tokens))
+            at += width
+        return torch.cat(parts)
+
+
+def _key(target: TargetModel, fingerprint: str, config: EngineConfig) -> str:
+    """Everything that the answer may depend on."""
+    code = b"".join(
+        p.read_bytes()
+        for p in sorted(Path(foredraft.target.__path__[0]).rglob("*"))
+        if p.is_file() and p.suffix in (".py", ".cpp")
+    )
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor()
+    about = (
+        fingerprint,
+        str(target.dtype),
+        str(target.device),
+        device,
+        torch.get_num_threads(),
+        torch.__version__,
+        transformers.__version__,
+        torch.__config__.show() if target.device.type == "cpu" else "",
+        config.packed,
+        config.compile,
+        target.native is not None,
+        target.max_model_len,
+        os.cpu_count(),
+        hashlib.sha256(code).hexdigest(),
+    )
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:24]
+
+
+def _read(file: Path) -> Numerics | None:
+    try:
+        stored: dict[str, Any] = json.loads(file.read_text())
+        shape = stored["shape"]
+        shape["short_keys"] = tuple(shape["short_keys"])
+        return Numerics(stored["contract"], PassShape(**shape), stored["max_difference"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(file: Path, numerics: Numerics) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    scratch = file.with_suffix(f".{os.getpid()}.tmp")
+    scratch.write_text(json.dumps(asdict(numerics)))
+    os.replace(scratch, file)

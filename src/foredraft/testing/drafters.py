@@ -1,0 +1,91 @@
+"""Drafters that do as they are told, and one that writes down what another does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from foredraft.drafters import Drafter, DraftRow
+from foredraft.drafters.base import chain_draft
+from foredraft.types import Draft
+
+
+class ScriptedDrafter(Drafter):
+    """Proposes what a function of the committed text says, cut to the length that was asked for.
+
+    Args:
+        script: the tokens to propose after a text, or a list that is proposed at every step.
+    """
+
+    def __init__(self, script: Callable[[list[int]], Sequence[int]] | Sequence[int]):
+        self._script = script if callable(script) else lambda _: script
+
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        return chain_draft([list(self._script(list(r.token_ids)))[: r.num_draft_tokens] for r in rows])
+
+
+class OracleDrafter(ScriptedDrafter):
+    """Knows the continuation; proposes so many right tokens and then wrong ones.
+
+    Args:
+        texts: prompts with their continuations; a sequence follows the text that it is a prefix of.
+        num_right: right tokens of each draft; None is all of them, a function sees the text's length.
+        vocab_size: a wrong token is the right one plus 1, modulo this.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[Sequence[int]],
+        vocab_size: int,
+        num_right: int | Callable[[int], int] | None = None,
+    ):
+        self._texts = [list(text) for text in texts]
+        self._vocab_size, self._num_right = vocab_size, num_right
+        super().__init__(self._continue)
+
+    def _continue(self, token_ids: list[int]) -> list[int]:
+        known = (text for text in self._texts if text[: len(token_ids)] == token_ids)
+        following = next(known, [])[len(token_ids) :]
+        right = self._num_right(len(token_ids)) if callable(self._num_right) else self._num_right
+        if right is None:
+            return following
+        return following[:right] + [(token + 1) % self._vocab_size for token in following[right:]]
+
+
+class RecordingDrafter(Drafter):
+    """Passes everything on to another drafter and keeps what it was asked and what it proposed.
+
+    Attributes:
+        rows: per step, what the drafter was given.
+        drafts: per step, what it proposed.
+    """
+
+    def __init__(self, inner: Drafter):
+        self.inner = inner
+        self.rows: list[list[DraftRow]] = []
+        self.drafts: list[Draft] = []
+
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        draft = self.inner.propose(rows)
+        self.rows.append(list(rows))
+        self.drafts.append(draft)
+        return draft
+
+    def observe(self, sequence_id: int, token_ids: list[int]) -> None:
+        self.inner.observe(sequence_id, token_ids)
+
+    def forget(self, sequence_id: int) -> None:
+        self.inner.forget(sequence_id)
+
+    @property
+    def widths(self) -> list[list[int]]:
+        """Per step, the draft tokens of each row."""
+        return [list(draft.num_draft_tokens) for draft in self.drafts]
+
+    def proposed(self, sequence_id: int) -> list[list[int]]:
+        """The drafts of one sequence, step by step."""
+        found = []
+        for rows, draft in zip(self.rows, self.drafts, strict=True):
+            for row, tokens, count in zip(rows, draft.token_ids.tolist(), draft.num_draft_tokens, strict=True):
+                if row.sequence_id == sequence_id:
+                    found.append(tokens[:count])
+        return found

@@ -1,0 +1,99 @@
+"""Engines around tiny models, and running them to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from foredraft.config import SpeculativeConfig
+from foredraft.drafters import Drafter
+from foredraft.drafters.none import NoDrafter
+from foredraft.engine import Engine
+from foredraft.engine.sequence import Sequence as EngineSequence
+from foredraft.target.forward import TargetModel
+from foredraft.testing.models import target_for
+from foredraft.types import Request, SamplingParams, StepOutput
+
+SPARE_ID = -99
+"""A sequence id that no engine gives out."""
+
+
+def engine_for(
+    model: Any,
+    drafter: Drafter | None = None,
+    *,
+    num_speculative_tokens: int = 4,
+    acceptance_rule: str = "auto",
+    allow_lossy: bool = False,
+    max_model_len: int | None = None,
+    **options: Any,
+) -> Engine:
+    """An engine over a tiny model.
+
+    Args:
+        model: a transformers model, which is copied, or a :class:`TargetModel`, which is used as it is.
+        drafter: None is plain decoding.
+        options: of :class:`Engine` (tokenizer, eos_token_ids, max_num_seqs, ...).
+    """
+    target = model if isinstance(model, TargetModel) else target_for(model, max_model_len=max_model_len)
+    config = SpeculativeConfig(
+        method="none" if drafter is None else "ngram",
+        num_speculative_tokens=0 if drafter is None else num_speculative_tokens,
+        acceptance_rule=acceptance_rule,
+        allow_lossy=allow_lossy,
+    )
+    return Engine(target, drafter or NoDrafter(), config, **options)
+
+
+def run(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+    *,
+    after_step: Callable[[Engine, list[StepOutput]], None] | None = None,
+) -> list[EngineSequence]:
+    """Decode prompts in one batch; returns their sequences, finished, in the order of the prompts."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+    sequences = [
+        engine.add_request(Request(f"run-{index}", list(prompt), param))
+        for index, (prompt, param) in enumerate(zip(prompts, each, strict=True))
+    ]
+    while engine.has_unfinished_requests:
+        outputs = engine.step()
+        if after_step is not None:
+            after_step(engine, outputs)
+    return sequences
+
+
+def check_cache(model: TargetModel, sequence_id: int, token_ids: Sequence[int], tolerance: float = 1e-4) -> None:
+    """Assert that a cache holds a prefix of a text: its length, and each key and value against a fresh prefill.
+
+    At least one token of the text is not in the cache, for the next pass feeds it.
+    """
+    model.slots.check_integrity()
+    length = model.slots.length(sequence_id)
+    assert length <= len(token_ids) - 1, f"{length} tokens cached of a text of {len(token_ids)}"
+    model.slots.open(SPARE_ID)
+    try:
+        if length:
+            model.prefill(SPARE_ID, list(token_ids[:length]))
+        pairs = zip(model.slots.read(sequence_id), model.slots.read(SPARE_ID), strict=True)
+        for layer, (held, fresh) in enumerate(pairs):
+            for kind, ours, theirs in zip(("keys", "values"), held, fresh, strict=True):
+                assert torch.allclose(ours, theirs, atol=tolerance, rtol=tolerance), (
+                    f"{kind} of layer {layer} are not those of the text (sequence {sequence_id}, {length} tokens)"
+                )
+    finally:
+        model.slots.close(SPARE_ID)
+
+
+def check_caches(engine: Engine) -> None:
+    """:func:`check_cache` for every running sequence, in the target and in the models of the drafter."""
+    drafter = getattr(engine.drafter, "inner", engine.drafter)
+    models = [engine.target, *(m for m in vars(drafter).values() if isinstance(m, TargetModel))]
+    for sequence in engine.scheduler.running:
+        for model in models:
+            if sequence.sequence_id in model.slots:
+                check_cache(model, sequence.sequence_id, sequence.token_ids)

@@ -1,0 +1,168 @@
+"""Tiny models whose every output is known, as real transformers models.
+
+All are float32, on the CPU, in evaluation mode and with transformers' own eager attention, so the model itself
+is the reference and :func:`target_for` makes the engine's copy of it. Nothing here touches torch's global
+random state.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from foredraft.target.attention import ATTENTION_NAME, register_attention
+from foredraft.target.forward import TargetModel
+from foredraft.testing.reference import smallest_greedy_gap
+
+VOCAB_SIZE = 64
+IMPOSSIBLE = -1e4
+"""A logit whose probability is exactly 0 in float32."""
+SCRIPT_BONUS = 50.0
+GUARD_PROMPTS = ([1, 2, 3], [10], [10, 11], [7, 8, 9, 10, 7, 8], list(range(20, 37)))
+GUARD_TOKENS = 40
+SMALLEST_GAP = 1e-3
+
+
+def tiny_config(**changes: Any) -> LlamaConfig:
+    """Llama of vocabulary 64, hidden size 64, 2 layers; a wide initial range, or else logits are flat."""
+    options: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.4,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    return LlamaConfig(**{**options, **changes}, attn_implementation="eager")
+
+
+def tiny_model(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
+    """A random Llama without near-ties.
+
+    Args:
+        seed: of the weights. Where the two best logits come closer than 1e-3 on the greedy path of a few
+            prompts, the next seed of the same series is taken.
+        changes: options of the configuration.
+    """
+    for attempt in range(20):
+        model = random_model(LlamaForCausalLM, tiny_config(**changes), seed + 1000 * attempt)
+        prompts = [[token % model.config.vocab_size for token in prompt] for prompt in GUARD_PROMPTS]
+        if all(smallest_greedy_gap(model, prompt, GUARD_TOKENS) > SMALLEST_GAP for prompt in prompts):
+            return model
+    raise AssertionError(f"no model without near-ties in the series of seed {seed}; widen initializer_range")
+
+
+def random_model(kind: type[Any], config: Any, seed: int) -> Any:
+    """A model of a transformers class with weights from a seed, ready to be a reference."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return kind(config).float().eval().requires_grad_(False)
+
+
+def noisy_copy(model: Any, noise: float = 0.1, seed: int = 0) -> Any:
+    """A copy to draft with: each weight matrix gets Gaussian noise of ``noise`` times its own deviation."""
+    twin = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in twin.parameters():
+        if parameter.dim() > 1:
+            parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return twin
+
+
+def bigram_model(table: Tensor | Sequence[Sequence[float]], vocab_size: int = VOCAB_SIZE) -> LlamaForCausalLM:
+    """A Llama whose logits after token i are row i of ``table``, whatever stands before (relative error 1e-6).
+
+    Attention and MLP add nothing, so the cache is real in shape but without influence: for cases about
+    sampling and processors, not about the cache. Ids beyond the table never occur and are never emitted.
+
+    Args:
+        table: ``[V, V]`` logits, for instance log-probabilities; -inf stands for never.
+    """
+    logits = torch.as_tensor(table, dtype=torch.float32).clamp(min=IMPOSSIBLE)
+    hidden = -(-max(vocab_size, 32) // 32) * 32
+    model = random_model(
+        LlamaForCausalLM,
+        tiny_config(
+            vocab_size=vocab_size,
+            hidden_size=hidden,
+            num_hidden_layers=1,
+            intermediate_size=16,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            rms_norm_eps=1e-12,
+            max_position_embeddings=4096,
+        ),
+        seed=0,
+    )
+    layer = model.model.layers[0]
+    for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
+        nn.init.zeros_(weight)
+    nn.init.eye_(model.model.embed_tokens.weight)
+    head = torch.full((vocab_size, vocab_size), IMPOSSIBLE)
+    head[: len(logits), : len(logits)] = logits
+    nn.init.zeros_(model.lm_head.weight)
+    model.lm_head.weight[:, :vocab_size] = head.T / hidden**0.5
+    return model
+
+
+def constant_bigram(logits: Sequence[float], vocab_size: int = VOCAB_SIZE) -> LlamaForCausalLM:
+    """A bigram model with the same logits after every token."""
+    return bigram_model(torch.tensor([list(logits)] * len(logits)), vocab_size)
+
+
+class ScriptedLlama(LlamaForCausalLM):  # type: ignore[misc]
+    """A Llama that says what a script has at each absolute position, read from the position ids it is given.
+
+    A slip of positions by one therefore shows in the output at once.
+    """
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__(config)
+        empty = torch.zeros(config.max_position_embeddings, config.vocab_size)
+        self.register_buffer("bonus", empty)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **options: Any,
+    ) -> Any:
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1])[None]
+        out = super().forward(input_ids=input_ids, position_ids=position_ids, logits_to_keep=logits_to_keep, **options)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        out.logits += self.bonus[position_ids[:, kept]]
+        return out
+
+
+def scripted_model(
+    script: Sequence[int], prompt_len: int, *, vocab_size: int = VOCAB_SIZE, seed: int = 0
+) -> ScriptedLlama:
+    """A model that continues any prompt of ``prompt_len`` tokens with ``script``, then with itself."""
+    model: ScriptedLlama = random_model(ScriptedLlama, tiny_config(vocab_size=vocab_size), seed)
+    for offset, token in enumerate(script):
+        model.bonus[prompt_len - 1 + offset, token] = SCRIPT_BONUS
+    return model
+
+
+def target_for(
+    model: Any, *, max_model_len: int | None = None, packed: bool = True, dtype: torch.dtype = torch.float32
+) -> TargetModel:
+    """The engine's own copy of a transformers model; the model itself is left as it is."""
+    register_attention()
+    twin = copy.deepcopy(model).to(dtype)
+    twin.config._attn_implementation = ATTENTION_NAME
+    limit = max_model_len or int(twin.config.get_text_config().max_position_embeddings)
+    return TargetModel(twin, limit, packed=packed)
