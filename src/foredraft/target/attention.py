@@ -109,8 +109,8 @@ def attend(
 ) -> Tensor:
     """Write the pass's keys and values into the slots and attend; returns ``[T, query_heads, value_dim]``."""
     layout.slots.write(layer, layout.write_index, key_THD.flatten(1), value_THD.flatten(1))
-    if layout.native is not None and _runs_native(query_THD, value_THD):
-        return _native(layer, query_THD, layout, scaling, softcap, window, sinks)
+    if layout.native is not None and runs_native(query_THD, value_THD):
+        return native_attention(layer, query_THD, layout, scaling, softcap, window, sinks)
     outputs = []
     for segment in layout.segments:
         folded = _fold(query_THD, segment, key_THD.shape[1])
@@ -126,45 +126,54 @@ def attend(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _runs_native(query_THD: Tensor, value_THD: Tensor) -> bool:
+def runs_native(query_THD: Tensor, value_THD: Tensor) -> bool:
     dim = query_THD.shape[2]
     return query_THD.dtype == torch.bfloat16 and dim == value_THD.shape[2] and dim % 32 == 0 and dim <= 256
 
 
-def _native(
+def native_attention(
     layer: int,
     query_THD: Tensor,
     layout: PassLayout,
     scaling: float,
-    softcap: float | None,
-    window: int | None,
-    sinks: Tensor | None,
+    softcap: float | None = None,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention by ``native/attention.cpp``: every query over exactly its own keys."""
+    """Attention by ``native/attention.cpp``: every query over exactly its own keys, which are in the slots."""
     if query_THD.stride(2) != 1 or query_THD.stride(1) != query_THD.shape[2]:
         query_THD = query_THD.contiguous()
     keys, values = layout.slots.keys[layer], layout.slots.values[layer]
     sinks = None if sinks is None else sinks.float().contiguous()
     out = torch.empty(query_THD.shape, dtype=query_THD.dtype)
     layout.native.foredraft_attention_bf16(  # type: ignore[union-attr]
-        query_THD.data_ptr(),
-        keys.data_ptr(),
-        values.data_ptr(),
-        out.data_ptr(),
-        layout.rows.data_ptr(),
-        None if sinks is None else sinks.data_ptr(),
-        len(layout.rows),
-        query_THD.stride(0),
-        keys.stride(0),
-        query_THD.shape[1],
-        keys.shape[2],
-        keys.shape[3],
-        window or 0,
-        scaling,
-        softcap or 0.0,
+        query_THD.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), layout.rows.data_ptr(),
+        None if sinks is None else sinks.data_ptr(), len(layout.rows), query_THD.stride(0), keys.stride(0),
+        query_THD.shape[1], keys.shape[2], keys.shape[3], window or 0, scaling, softcap or 0.0,
         torch.get_num_threads(),
-    )
+    )  # fmt: skip
     return out
+
+
+def rotate_and_store(
+    layer: int, qkv_THD: Tensor, cos_sin: tuple[Tensor, Tensor] | None, layout: PassLayout, num_heads: int
+) -> Tensor:
+    """Rotate queries and keys, put keys and values into the slots; returns the queries ``[T, heads, D]``.
+
+    Args:
+        qkv_THD: ``[T, query heads + 2 * kv heads, D]`` bf16, contiguous.
+        cos_sin: ``[1, T, D]`` each, or None for a layer without positions.
+    """
+    num_tokens, num_all, dim = qkv_THD.shape
+    keys, values = layout.slots.keys[layer], layout.slots.values[layer]
+    query = qkv_THD.new_empty(num_tokens, num_heads, dim)
+    cos, sin = (None, None) if cos_sin is None else (t.to(qkv_THD.dtype).contiguous() for t in cos_sin)
+    layout.native.foredraft_rotate_store_bf16(  # type: ignore[union-attr]
+        qkv_THD.data_ptr(), None if cos is None else cos.data_ptr(), None if sin is None else sin.data_ptr(),
+        layout.write_index.data_ptr(), query.data_ptr(), keys.data_ptr(), values.data_ptr(), num_tokens, num_heads,
+        (num_all - num_heads) // 2, dim, torch.get_num_threads(),
+    )  # fmt: skip
+    return query
 
 
 def _fold(query_THD: Tensor, segment: Segment, num_kv_heads: int) -> Tensor:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import sys
+
 import torch
 
 from foredraft.config import EngineConfig
@@ -42,4 +46,15 @@ def load_target(name: str, config: EngineConfig) -> tuple[TargetModel, LoadedMod
         compiled=config.compile,
         folder=cache_folder(config.cache_dir),
     )
+    _release_file(loaded.model)
     return model, loaded
+
+
+def _release_file(model: torch.nn.Module) -> None:
+    """Copy the parameters that were not packed, so that the mapped weight file can be let go."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -121,7 +121,6 @@ def lower(model: nn.Module, calls: list[AttentionCall], slots: KVSlots, native: 
     report = LoweringReport()
     sequence = -1
     slots.open(sequence)
-    device = slots.device
     rows = [PassRow(sequence, [7 * (i + 1) for i in range(PROBE_TOKENS)], PROBE_TOKENS)]
     layout = build_layout(rows, slots, PassShape(), native)
     with torch.inference_mode():
@@ -190,13 +189,13 @@ def _candidates(module: nn.Module, call: AttentionCall | None, native: ctypes.CD
     if _is_norm(module):
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if isinstance(eps, float):
-            yield PackedRMSNorm(module_any.weight, eps)
-            yield PackedRMSNorm(1.0 + module_any.weight.float(), eps)
+            yield PackedRMSNorm(module_any.weight, eps, native)
+            yield PackedRMSNorm(1.0 + module_any.weight.float(), eps, native)
     elif _is_gated_mlp(module):
         act = getattr(module, "act_fn", None)
         if callable(act):
             gate_up = _fused(native, module_any.gate_proj, module_any.up_proj)
-            yield PackedGatedMLP(gate_up, _fused(native, module_any.down_proj), act)
+            yield PackedGatedMLP(gate_up, _fused(native, module_any.down_proj), act, native)
     elif call is not None and call.plain and call.shape.key_dim == call.shape.value_dim and call.scaling is not None:
         norms = (getattr(module, "q_norm", None), getattr(module, "k_norm", None))
         yield PackedAttention(

@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import warnings
 from importlib import resources
 from pathlib import Path
 
@@ -35,6 +36,9 @@ FLAGS = (
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
     "foredraft_linear_bf16": [_POINTER] * 4 + [_SIZE] * 4 + [_INT],
+    "foredraft_rms_norm_bf16": [_POINTER] * 3 + [_SIZE] * 3 + [_FLOAT, _INT],
+    "foredraft_silu_mul_bf16": [_POINTER] * 2 + [_SIZE] * 2 + [_INT],
+    "foredraft_rotate_store_bf16": [_POINTER] * 7 + [_SIZE] * 4 + [_INT],
     "foredraft_attention_bf16": [_POINTER] * 6 + [_SIZE] * 7 + [_FLOAT] * 2 + [_INT],
 }
 
@@ -87,10 +91,16 @@ def _compile(sources: dict[str, bytes], compiler: str, openmp: Path, library: Pa
             source = target.removesuffix(".o") + ".cpp"
             built = subprocess.run([compiler, *FLAGS, "-c", source, "-o", target], capture_output=True, check=False)
             if built.returncode:
-                return False
+                return _failed(built.stderr)
         made = Path(scratch, "kernels.so")
-        command = [compiler, "-shared", *objects, "-o", str(made), str(openmp)]
-        if subprocess.run(command, capture_output=True, check=False).returncode:
-            return False
+        linked = subprocess.run([compiler, "-shared", *objects, "-o", str(made), str(openmp)], capture_output=True)
+        if linked.returncode:
+            return _failed(linked.stderr)
         os.replace(made, library)
     return True
+
+
+def _failed(message: bytes) -> bool:
+    first = next((line for line in message.decode(errors="replace").splitlines() if "error" in line), "no message")
+    warnings.warn(f"the CPU kernels could not be compiled, torch's own are used: {first}", stacklevel=4)
+    return False

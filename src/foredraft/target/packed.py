@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foredraft.target.attention import attend
+from foredraft.target.attention import attend, native_attention, rotate_and_store, runs_native
 from foredraft.target.layout import PassLayout
 
 PACK_BATCH = 64
@@ -102,12 +102,27 @@ def _joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> 
 class PackedRMSNorm(nn.Module):
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last axis, in float32 and rounded once."""
 
-    def __init__(self, weight: Tensor, eps: float):
+    def __init__(self, weight: Tensor, eps: float, native: ctypes.CDLL | None = None):
         super().__init__()
         self.weight = weight.detach().float()
         self.eps = torch.tensor(eps, dtype=torch.float32, device=weight.device)
+        self.native, self.eps_value, self.weight_at = native, eps, self.weight.data_ptr()
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.native is not None and x.dtype == torch.bfloat16:
+            x = x.contiguous()
+            y, width = torch.empty_like(x), x.shape[-1]
+            self.native.foredraft_rms_norm_bf16(
+                x.data_ptr(),
+                self.weight_at,
+                y.data_ptr(),
+                x.numel() // width,
+                width,
+                width,
+                self.eps_value,
+                torch.get_num_threads(),
+            )
+            return y
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(self.eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
         out = torch.empty_like(x)
@@ -117,12 +132,27 @@ class PackedRMSNorm(nn.Module):
 class PackedGatedMLP(nn.Module):
     """``down(act(gate(x)) * up(x))`` with gate and up in one product."""
 
-    def __init__(self, gate_up: PackedLinear, down: PackedLinear, act: Callable[[Tensor], Tensor]):
+    def __init__(
+        self,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+        act: Callable[[Tensor], Tensor],
+        native: ctypes.CDLL | None = None,
+    ):
         super().__init__()
         self.gate_up, self.down, self.act = gate_up, down, act
+        self.native = native if "silu" in type(act).__name__.lower() else None
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
+        gate_up = self.gate_up(x)
+        if self.native is not None and x.dtype == torch.bfloat16:
+            product = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+            width = product.shape[-1]
+            self.native.foredraft_silu_mul_bf16(
+                gate_up.data_ptr(), product.data_ptr(), product.numel() // width, width, torch.get_num_threads()
+            )
+            return cast(Tensor, self.down(product))
+        gate, up = gate_up.chunk(2, -1)
         out: Tensor = self.down(self.act(gate).mul_(up))
         return out
 
@@ -158,6 +188,10 @@ class PackedAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         num_qk = self.num_heads + self.num_kv_heads
         qkv = self.qkv(hidden_states)[0].view(-1, num_qk + self.num_kv_heads, self.head_dim)
+        if layout.native is not None and self.q_norm is None and runs_native(qkv, qkv):
+            query = rotate_and_store(self.layer_idx, qkv, position_embeddings, layout, self.num_heads)
+            out = native_attention(self.layer_idx, query, layout, self.scaling, window=self.window)
+            return self.out(out.flatten(1)[None]), None
         qk, value = qkv[:, :num_qk], qkv[:, num_qk:]
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat([self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])], 1)

@@ -163,6 +163,7 @@ class KVSlots:
         assert all(self._slot_of[owner] == slot for slot, owner in enumerate(self._owners))
         assert all(0 <= length <= self.max_len for length in self._lengths)
 
+    @torch.inference_mode(False)  # plain tensors: they are written in and outside of inference mode
     def _resize(self, num_slots: int, capacity: int) -> None:
         old_keys, old_values = self.keys, self.values
         self.keys = [

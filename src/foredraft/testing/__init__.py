@@ -1,0 +1,59 @@
+"""For tests of drafters and engines: tiny models that are exactly known, scripted drafters, the conformance suite.
+
+from foredraft.testing import check_drafter
+
+check_drafter(lambda target, draft_model: MyDrafter())
+"""
+
+from foredraft.testing.conformance import (
+    LOSSLESS_RULES,
+    MODES,
+    MakeDrafter,
+    Totals,
+    check_drafter,
+    check_interface,
+    check_tokens,
+)
+from foredraft.testing.distribution import check_distribution
+from foredraft.testing.drafters import OracleDrafter, RecordingDrafter, ScriptedDrafter
+from foredraft.testing.engines import check_cache, check_caches, engine_for, run
+from foredraft.testing.models import (
+    bigram_model,
+    constant_bigram,
+    noisy_copy,
+    random_model,
+    scripted_model,
+    target_for,
+    tiny_config,
+    tiny_model,
+)
+from foredraft.testing.reference import Reference, last_logits, reference
+
+__all__ = [
+    "LOSSLESS_RULES",
+    "MODES",
+    "MakeDrafter",
+    "OracleDrafter",
+    "RecordingDrafter",
+    "Reference",
+    "ScriptedDrafter",
+    "Totals",
+    "bigram_model",
+    "check_cache",
+    "check_caches",
+    "check_distribution",
+    "check_drafter",
+    "check_interface",
+    "check_tokens",
+    "constant_bigram",
+    "engine_for",
+    "last_logits",
+    "noisy_copy",
+    "random_model",
+    "reference",
+    "run",
+    "scripted_model",
+    "target_for",
+    "tiny_config",
+    "tiny_model",
+]

@@ -52,7 +52,9 @@ class OracleDrafter(ScriptedDrafter):
 
 
 class RecordingDrafter(Drafter):
-    """Passes everything on to another drafter and keeps what it was asked and what it proposed.
+    """Passes everything on to another drafter, keeps what it was asked and what it proposed.
+
+    Asserts that the other one leaves the texts alone that it is given.
 
     Attributes:
         rows: per step, what the drafter was given.
@@ -65,13 +67,17 @@ class RecordingDrafter(Drafter):
         self.drafts: list[Draft] = []
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        before = [list(row.token_ids) for row in rows]
         draft = self.inner.propose(rows)
+        assert [row.token_ids for row in rows] == before, "the drafter changed the text of a sequence"
         self.rows.append(list(rows))
         self.drafts.append(draft)
         return draft
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
+        before = list(token_ids)
         self.inner.observe(sequence_id, token_ids)
+        assert token_ids == before, "the drafter changed the text of a sequence"
 
     def forget(self, sequence_id: int) -> None:
         self.inner.forget(sequence_id)

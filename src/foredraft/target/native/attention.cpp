@@ -9,6 +9,8 @@
 #include <immintrin.h>
 #include <vector>
 
+#include "exp.h"
+
 namespace {
 
 constexpr int kTile = 6;     // queries handled at once
@@ -16,17 +18,7 @@ constexpr int kBlock = 16;   // keys handled at once: one vector of scores
 constexpr int kMaxDim = 256;
 constexpr float kHidden = -1e30f;
 
-__m512 exp_of(__m512 x) {  // x <= 0 here; exp(0) is exactly 1
-  x = _mm512_max_ps(x, _mm512_set1_ps(-104.0f));
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-  __m512 p = _mm512_set1_ps(1.0f / 720);
-  for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
-  return _mm512_scalef_ps(p, n);
-}
-
-float exp_of(float x) { return _mm512_cvtss_f32(exp_of(_mm512_set1_ps(x))); }
+float exp_one(float x) { return _mm512_cvtss_f32(exp_of(_mm512_set1_ps(x))); }
 
 __m512 capped(__m512 scores, float cap) {  // cap * tanh(scores / cap), through exp of a non-positive number
   const __m512 x = _mm512_mul_ps(scores, _mm512_set1_ps(1.0f / cap));
@@ -116,7 +108,7 @@ void attend(const Layer& layer, const Tile& tile, const uint16_t* keys, const ui
       scores = _mm512_mask_blend_ps(seen, _mm512_set1_ps(kHidden), scores);
       const float highest = std::max(top[q], _mm512_reduce_max_ps(scores));
       if (highest > top[q]) {
-        const float shrink = exp_of(top[q] - highest);
+        const float shrink = exp_one(top[q] - highest);
         const __m512 factor = _mm512_set1_ps(shrink);
         for (int64_t d = 0; d < dim; d += 16) _mm512_store_ps(acc[q] + d, _mm512_mul_ps(_mm512_load_ps(acc[q] + d), factor));
         sum[q] *= shrink;
@@ -157,8 +149,8 @@ void attend(const Layer& layer, const Tile& tile, const uint16_t* keys, const ui
     float scale = 1.0f / sum[q];
     if (layer.sinks) {
       const float highest = std::max(top[q], tile.sink[q]);
-      const float shrink = exp_of(top[q] - highest);
-      scale = shrink / (sum[q] * shrink + exp_of(tile.sink[q] - highest));
+      const float shrink = exp_one(top[q] - highest);
+      scale = shrink / (sum[q] * shrink + exp_one(tile.sink[q] - highest));
     }
     const __m512 factor = _mm512_set1_ps(scale);
     for (int64_t d = 0; d < dim; d += 32) {

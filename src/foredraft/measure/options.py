@@ -1,0 +1,112 @@
+"""What a benchmark is asked to do, checked before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from foredraft.config import METHODS, NUMERICS
+from foredraft.errors import InvalidOptionError
+from foredraft.measure.workloads import check_prompt_names
+
+PEERS = ("transformers",)
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchOptions:
+    """Settings of ``foredraft bench``.
+
+    Attributes:
+        model: folder, hub id or short name.
+        peer: also run this engine on the same weights; None for none.
+        prompts: built-in ones (see ``workloads``); not used with ``dataset``.
+        num_prompt_tokens: length of the prompt ``long``.
+        dataset, per_category: the user's JSONL file, and how many prompts of each category are taken.
+        methods: drafting methods; ``none`` (plain) is always run, as the reference.
+        draft_model: for the method of that name; None drafts with the target itself.
+        num_speculative_tokens: most draft tokens of a pass; None is each engine's and method's default.
+        max_tokens: new tokens of every run; end tokens are ignored.
+        temperatures: 0 is greedy; above it, repeat i uses ``seed + i``.
+        repeats: rounds over all arms and prompts.
+        time_limit_s: no repeat begins that would end later than that after the start; the first always runs.
+            0 is no limit.
+        batch_sizes: also decode so many different prompts together; 1 adds nothing.
+    """
+
+    model: str
+    peer: str | None = None
+    prompts: tuple[str, ...] = ("code", "story")
+    num_prompt_tokens: int = 1024
+    dataset: Path | None = None
+    per_category: int | None = None
+    methods: tuple[str, ...] = ("none", "ngram", "draft_model")
+    draft_model: str | None = None
+    num_speculative_tokens: int | None = None
+    max_tokens: int = 192
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    repeats: int = 3
+    time_limit_s: float = 0.0
+    batch_sizes: tuple[int, ...] = ()
+    seed: int = 0
+    dtype: str = "auto"
+    threads: int | None = None
+    numerics: str = "invariant"
+
+    def __post_init__(self) -> None:
+        _check_choices("peer", [self.peer] if self.peer else [], PEERS)
+        _check_choices("methods", self.methods, METHODS)
+        _check_choices("numerics", [self.numerics], NUMERICS)
+        _check_choices("dtype", [self.dtype], DTYPES)
+        check_prompt_names(self.prompts)
+        if not (self.prompts or self.dataset) or not self.methods or not self.temperatures:
+            raise InvalidOptionError("prompts, methods and temperatures need at least one entry each")
+        self._check_counts()
+        if any(not 0.0 <= temperature < float("inf") for temperature in self.temperatures):
+            raise InvalidOptionError(f"temperatures={self.temperatures} must be 0 (greedy) or above")
+        if self.per_category is not None and self.dataset is None:
+            raise InvalidOptionError(f"per_category={self.per_category} has no effect without a dataset")
+        if self.draft_model is not None and "draft_model" not in self.methods:
+            raise InvalidOptionError(
+                f"draft_model={self.draft_model!r} has no effect on the methods {', '.join(self.methods)}; "
+                "add draft_model to them"
+            )
+
+    def _check_counts(self) -> None:
+        _check_range("max_tokens", self.max_tokens, 2, "the rate after the first token needs two")
+        _check_range("repeats", self.repeats, 1, "at least one round is counted")
+        _check_range("num_prompt_tokens", self.num_prompt_tokens, 1, "a prompt needs tokens")
+        _check_range("seed", self.seed, 0, "use a non-negative integer")
+        _check_range("time_limit_s", self.time_limit_s, 0, "0 is no limit")
+        for size in self.batch_sizes:
+            _check_range("batch_sizes", size, 1, "a batch has at least one prompt")
+        if self.per_category is not None:
+            _check_range("per_category", self.per_category, 1, "leave it out to take all prompts")
+        if self.num_speculative_tokens is not None:
+            _check_range("num_speculative_tokens", self.num_speculative_tokens, 1, "plain decoding is always run")
+
+    @property
+    def all_methods(self) -> tuple[str, ...]:
+        """The methods in order, plain first."""
+        return ("none", *(name for name in dict.fromkeys(self.methods) if name != "none"))
+
+    @property
+    def drafts_with_itself(self) -> bool:
+        """Whether the draft model is the target, so that every token is accepted and nothing is won."""
+        return self.draft_model in (None, self.model)
+
+
+def _check_choices(name: str, values: Sequence[Any], choices: tuple[str, ...]) -> None:
+    for value in values:
+        if value not in choices:
+            near = get_close_matches(str(value), choices, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidOptionError(f"{name}: {value!r} is not one of {', '.join(choices)}{hint}")
+
+
+def _check_range(name: str, value: float, low: float, reason: str) -> None:
+    if not value >= low:
+        raise InvalidOptionError(f"{name}={value} is below {low:g}; {reason}")

@@ -1,0 +1,66 @@
+"""A benchmark's result as one page that needs nothing else: tables, pictures and the JSON document in it."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from foredraft.errors import InvalidOptionError
+from foredraft.measure.bench import BenchResult
+from foredraft.measure.tables import Grid, grids, headline
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #1f2937 }
+table { border-collapse: collapse; margin: .5rem 0 } caption { caption-side: bottom; text-align: left; color: #6b7280 }
+th, td { padding: .15rem .8rem; text-align: left } th { border-bottom: 2px solid #d1d5db }
+.number { text-align: right; font-variant-numeric: tabular-nums } .heading td { font-weight: 600; padding-top: .6rem }
+svg { max-width: 100%; height: auto } pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 12px }
+"""
+
+
+def check_report_path(path: Path) -> None:
+    """Raise :class:`InvalidOptionError` if no page can be written there, before anything is measured."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InvalidOptionError(f"the report {path.name!r} is an HTML page; end its name in .html")
+    if not path.absolute().parent.is_dir():
+        raise InvalidOptionError(f"cannot write {path}; the folder {path.parent} does not exist")
+
+
+def write_report(path: Path, result: BenchResult, document: dict[str, Any]) -> None:
+    """Write the page. ``document`` is the JSON document, which is shown at its end."""
+    from foredraft.measure.charts import rate_chart, time_chart
+
+    title = f"foredraft bench: {result.options.model}"
+    pictures = ""
+    if result.arms:
+        pictures = (
+            f"<h2>Decode rate</h2>\n{rate_chart(result.arms)}\n<h2>Time per token</h2>\n{time_chart(result.arms)}\n"
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    page = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n<h1>{escape(title)}</h1>\n"
+        f"<p>{escape(headline(result, document['hardware']['cpu']))}</p>\n<p>{escape(versions)}</p>\n"
+        f"<pre>{escape(document['command'])}</pre>\n{pictures}"
+        + "\n".join(map(_table, grids(result)))
+        + f"\n<h2>Document</h2>\n<pre>{escape(json.dumps(document))}</pre>\n</body></html>\n"
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _table(grid: Grid) -> str:
+    def row(cells: list[str], tag: str) -> str:
+        return "".join(
+            f"<{tag}{' class=number' if index >= grid.first_number else ''}>{escape(cell)}</{tag}>"
+            for index, cell in enumerate(cells)
+        )
+
+    lines = [f"<h2>{escape(grid.title)}</h2>\n<table><caption>{escape(grid.caption)}</caption>"]
+    lines.append(f"<tr>{row(grid.columns, 'th')}</tr>")
+    for section in grid.sections:
+        if section.heading:
+            lines.append(f'<tr class="heading"><td colspan={len(grid.columns)}>{escape(section.heading)}</td></tr>')
+        lines += [f"<tr>{row(cells, 'td')}</tr>" for cells in section.rows]
+    return "\n".join([*lines, "</table>"])
