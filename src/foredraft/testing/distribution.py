@@ -23,10 +23,10 @@ from foredraft.types import SamplingParams
 
 TARGET_PROBS = ((0.55, 0.30, 0.15), (0.10, 0.65, 0.25), (0.45, 0.15, 0.40))
 DRAFT_PROBS = ((0.30, 0.30, 0.40), (0.40, 0.40, 0.20), (0.20, 0.50, 0.30))
-PROMPT = (0, 1, 1, 2, 0, 0, 2, 1, 0)
+PROMPT = (0, 0)
 NUM_TOKENS = 4
 NUM_TEXTS = 5000
-BATCH = 250
+BATCH = 500
 FALSE_ALARM = 1e-6
 LARGEST_TV = 0.02
 
@@ -61,7 +61,7 @@ def check_distribution(
         num_speculative_tokens=num_draft_tokens,
         acceptance_rule=rule,
         max_num_seqs=BATCH,
-        max_num_batched_tokens=4096,
+        max_num_batched_tokens=2 * BATCH,
     )
     texts, drafted, accepted = [], 0, 0
     for start in range(0, num_texts, BATCH):
