@@ -95,7 +95,7 @@ def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams, sh
     try:
         follower = decoding.Follower(llm, "chat", llm.chat_token_ids(messages), params)
     except RequestError as error:
-        notes.print(f"{error}. /reset forgets the conversation.", style="red")
+        notes.print(f"{error}. /reset forgets the conversation.", style="red", soft_wrap=True)
         return None
     answer: list[str] = []
     started = time.perf_counter()
@@ -107,5 +107,6 @@ def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams, sh
         notes.print("\nstopped", style="dim")
     console.print()
     total_s = time.perf_counter() - started
-    notes.print(decoding.stats_line([follower.sequence.metrics], total_s, llm.engine.contract), style="dim")
+    stats = decoding.stats_line([follower.sequence.metrics], total_s, llm.engine.contract)
+    notes.print(stats, style="dim", soft_wrap=True)
     return "".join(answer)

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 def generate(
     model: options.Model,
-    prompt: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT...", help="One or more; without any, read from stdin.")
-    ] = None,
+    prompt: Annotated[list[str] | None, typer.Argument(help="One or more; without any, read from stdin.")] = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt through the model's chat template.")] = False,
     show_drafts: Annotated[
@@ -113,7 +111,7 @@ def _run(llm: LLM, prompts: list[str], params: SamplingParams, chat: bool, show_
     if show_drafts:
         notes.print(decoding.legend(console))
     counted: list[RequestMetrics] = [follower.sequence.metrics for follower in followers]
-    notes.print(decoding.stats_line(counted, total_s, llm.engine.contract), style="dim")
+    notes.print(decoding.stats_line(counted, total_s, llm.engine.contract), style="dim", soft_wrap=True)
     if interrupted:
         raise KeyboardInterrupt
 

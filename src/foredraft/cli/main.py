@@ -5,11 +5,9 @@ Nothing here imports torch, so that ``--help`` answers at once; each command imp
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -26,7 +24,7 @@ INTERRUPTED = 130
 class _Commands(TyperGroup):
     """Shows the package's errors and warnings as one line each, without a traceback."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
@@ -63,5 +61,5 @@ def main() -> None:
     app(prog_name="foredraft")
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
-    print(f"foredraft: note: {message}", file=sys.stderr)
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    typer.echo(f"foredraft: note: {message}", err=True)

@@ -11,7 +11,7 @@ from foredraft.errors import InvalidOptionError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, hub id or short name.")]
+Model = Annotated[str, typer.Argument(help="Folder, hub id or short name.")]
 Method = Annotated[
     str | None,
     typer.Option(help="none, ngram or draft_model.  [default: ngram, or draft_model with --draft-model]"),

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from foredraft.config import EngineConfig
 from foredraft.measure.arms import PassCounter, Run, TimeSplit
+from foredraft.target.convert import quiet_transformers
 from foredraft.target.loader import load_model
 
 PROMPT_LOOKUP_TOKENS = 10
@@ -105,8 +106,8 @@ class TransformersArm:
         torch.manual_seed(seed)
         peer.counter.reset()
         peer.draft_counter.reset()
-        began = time.perf_counter()
-        with torch.inference_mode():
+        with quiet_transformers(), torch.inference_mode():
+            began = time.perf_counter()
             output = peer.model.generate(
                 input_ids=inputs,
                 attention_mask=torch.ones_like(inputs),
@@ -115,8 +116,8 @@ class TransformersArm:
                 **sampling,
                 **self._options,
             )
-        tokens = output[0, len(prompt) :].tolist()
-        total_s = time.perf_counter() - began
+            tokens = output[0, len(prompt) :].tolist()
+            total_s = time.perf_counter() - began
         return Run(
             tokens,
             self._drafted(len(prompt)),

@@ -201,6 +201,10 @@ def _speed_caption(result: BenchResult) -> str:
         )
         if _has(result.arms, engine="transformers"):
             parts.append("transformers draws from one stream, so its tokens change with the method.")
+    rounds = min((arm.repeats for arm in result.arms if arm.method == "none"), default=result.options.repeats)
+    if rounds < result.options.repeats and not result.interrupted:
+        limit = f"The time limit of {result.options.time_limit_s:g} s"
+        parts.append(f"{limit} left no room for {result.options.repeats} rounds everywhere.")
     if result.interrupted:
         parts.append("Interrupted: what had been measured until then.")
     return " ".join(parts)

@@ -93,11 +93,11 @@ def find_attention(model: nn.Module, device: torch.device) -> list[AttentionCall
 
     AttentionInterface.register(ATTENTION_NAME, note)
     try:
-        tokens = torch.arange(PROBE_TOKENS, device=device)[None]
+        positions = torch.arange(PROBE_TOKENS, device=device)[None]
         with torch.inference_mode():
             model(
-                input_ids=tokens,
-                position_ids=tokens,
+                input_ids=torch.tensor([_probe_tokens(model)], device=device),
+                position_ids=positions,
                 use_cache=False,
                 attention_mask=torch.zeros(1, 1, 1, 1, device=device),
             )
@@ -121,12 +121,13 @@ def lower(model: nn.Module, calls: list[AttentionCall], slots: KVSlots, native: 
     report = LoweringReport()
     sequence = -1
     slots.open(sequence)
-    rows = [PassRow(sequence, [7 * (i + 1) for i in range(PROBE_TOKENS)], PROBE_TOKENS)]
+    rows = [PassRow(sequence, _probe_tokens(model), PROBE_TOKENS)]
     layout = build_layout(rows, slots, PassShape(), native)
     with torch.inference_mode():
         records, reference = _record(model, layout)
         by_attention = {id(call.module): call for call in calls}
-        for parent, name, module in list(_children(model)):
+        norms_first = sorted(_children(model), key=lambda child: not _is_norm(child[2]))
+        for parent, name, module in norms_first:  # an attention module takes its norms along
             if id(module) not in records:
                 continue
             args, kwargs, output = records.pop(id(module))
@@ -148,6 +149,10 @@ def lower(model: nn.Module, calls: list[AttentionCall], slots: KVSlots, native: 
             )
     slots.close(sequence)
     return report
+
+
+def _probe_tokens(model: Any) -> list[int]:
+    return [7 * (i + 1) % model.config.get_text_config().vocab_size for i in range(PROBE_TOKENS)]
 
 
 def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
@@ -197,18 +202,17 @@ def _candidates(module: nn.Module, call: AttentionCall | None, native: ctypes.CD
             gate_up = _fused(native, module_any.gate_proj, module_any.up_proj)
             yield PackedGatedMLP(gate_up, _fused(native, module_any.down_proj), act, native)
     elif call is not None and call.plain and call.shape.key_dim == call.shape.value_dim and call.scaling is not None:
-        norms = (getattr(module, "q_norm", None), getattr(module, "k_norm", None))
-        yield PackedAttention(
-            int(module_any.layer_idx),
-            _fused(native, module_any.q_proj, module_any.k_proj, module_any.v_proj),
-            _fused(native, module_any.o_proj),
-            call.num_heads,
-            call.shape.num_kv_heads,
-            call.shape.key_dim,
-            call.scaling,
-            call.window,
-            *norms,
-        )
+        q_norm, k_norm = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
+        if any(norm is not None and norm.weight.numel() != call.shape.key_dim for norm in (q_norm, k_norm)):
+            return  # normed over all heads at once (OLMo 2)
+        qkv = _fused(native, module_any.q_proj, module_any.k_proj, module_any.v_proj)
+        out = _fused(native, module_any.o_proj)
+        layer, heads, shape = int(module_any.layer_idx), call.num_heads, call.shape
+        for rotary in (True, False):
+            yield PackedAttention(
+                layer, qkv, out, heads, shape.num_kv_heads, shape.key_dim, call.scaling, call.window, q_norm, k_norm,
+                rotary,
+            )  # fmt: skip
 
 
 def _fused(native: ctypes.CDLL | None, *linears: nn.Linear) -> PackedLinear:

@@ -158,7 +158,10 @@ class PackedGatedMLP(nn.Module):
 
 
 class PackedAttention(nn.Module):
-    """Self-attention of the Llama kind: fused q/k/v, optional per-head norms of q and k, rotary positions."""
+    """Self-attention of the Llama kind: fused q/k/v, optional per-head norms of q and k, rotary positions.
+
+    ``rotary`` False ignores the positions (layers without them, as SmolLM3 has).
+    """
 
     def __init__(
         self,
@@ -172,11 +175,13 @@ class PackedAttention(nn.Module):
         window: int | None,
         q_norm: nn.Module | None = None,
         k_norm: nn.Module | None = None,
+        rotary: bool = True,
     ):
         super().__init__()
         self.layer_idx, self.qkv, self.out = layer_idx, qkv, out
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.scaling, self.window, self.q_norm, self.k_norm = scaling, window, q_norm, k_norm
+        self.scaling, self.window, self.rotary = scaling, window, rotary
+        self.q_norm, self.k_norm = q_norm, k_norm
 
     def forward(
         self,
@@ -187,6 +192,7 @@ class PackedAttention(nn.Module):
         **_: Any,
     ) -> tuple[Tensor, None]:
         num_qk = self.num_heads + self.num_kv_heads
+        position_embeddings = position_embeddings if self.rotary else None
         qkv = self.qkv(hidden_states)[0].view(-1, num_qk + self.num_kv_heads, self.head_dim)
         if layout.native is not None and self.q_norm is None and runs_native(qkv, qkv):
             query = rotate_and_store(self.layer_idx, qkv, position_embeddings, layout, self.num_heads)

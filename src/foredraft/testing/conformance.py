@@ -32,7 +32,7 @@ MakeDrafter = Callable[[TargetModel, Any], Drafter]
 """Called with the target and a smaller transformers model that agrees with it about every second time; the
 latter is for drafters that need a model of their own and may be ignored."""
 
-NUM_TOKENS = 20
+NUM_TOKENS = 18
 PROMPTS: tuple[tuple[int, ...], ...] = (
     (7,),
     (7, 8, 9, 10, 7, 8, 9),
@@ -117,7 +117,7 @@ def check_drafter(make_drafter: MakeDrafter, *, drafts: bool = True) -> None:
 def check_tokens(
     make_drafter: MakeDrafter, rule: str, mode: str, num_draft_tokens: int, *, totals: Totals | None = None
 ) -> None:
-    """Rows alone, three in a batch and five in another order, all on the same engine.
+    """Five rows in a batch, one of them alone and three in another order, all on the same engine.
 
     A row is the same in each. Under greedy decoding and the coupled rule it equals the reference, token for
     token; under the others every token is possible where it stands. Counters add up.
@@ -127,7 +127,7 @@ def check_tokens(
     params = [mode_params(mode, index) for index in range(len(PROMPTS))]
     together = run(engine, PROMPTS, params, after_step=_check_step)
     finished = list(together)
-    for order in ([1], [4], [2, 1, 0]):
+    for order in ([4], [2, 1, 0]):
         batch = run(engine, [PROMPTS[i] for i in order], [params[i] for i in order], after_step=_check_step)
         for index, sequence in zip(order, batch, strict=True):
             assert sequence.output_token_ids == together[index].output_token_ids, (

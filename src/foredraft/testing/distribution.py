@@ -23,7 +23,7 @@ from foredraft.types import SamplingParams
 
 TARGET_PROBS = ((0.55, 0.30, 0.15), (0.10, 0.65, 0.25), (0.45, 0.15, 0.40))
 DRAFT_PROBS = ((0.30, 0.30, 0.40), (0.40, 0.40, 0.20), (0.20, 0.50, 0.30))
-PROMPT = (0, 0)
+PROMPT = (0, 1, 2, 0)
 NUM_TOKENS = 4
 NUM_TEXTS = 5000
 BATCH = 500
