@@ -37,4 +37,3 @@ def from_registry(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Mak
         return build
 
     return for_method
-

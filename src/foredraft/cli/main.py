@@ -51,11 +51,6 @@ app.command(epilog="Example: foredraft env --json")(env)
 app.add_typer(lab_app, name="lab")
 
 
-@app.callback()
-def about() -> None:
-    """Speculative decoding that cannot be seen in the output: the same tokens, only sooner."""
-
-
 def main() -> None:
     """Entry point of the ``foredraft`` command."""
     app(prog_name="foredraft")

@@ -22,7 +22,6 @@ from foredraft.target.loader import load_model
 
 PROMPT_LOOKUP_TOKENS = 10
 ASSISTANT_TOKENS = 5
-METHOD_NAMES = {"none": "plain", "ngram": "prompt lookup", "draft_model": "assisted"}
 
 
 class _Clock(BaseStreamer):  # type: ignore[misc]  # transformers is not typed
@@ -100,9 +99,9 @@ class TransformersArm:
     def run(self, prompt: Sequence[int], *, temperature: float, seed: int, max_tokens: int) -> Run:
         peer, clock = self._peer, _Clock()
         inputs = torch.tensor([list(prompt)], device=peer.model.device)
-        sampling = {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
         if temperature:
-            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}  # type: ignore[dict-item]
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         torch.manual_seed(seed)
         peer.counter.reset()
         peer.draft_counter.reset()

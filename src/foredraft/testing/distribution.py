@@ -21,9 +21,9 @@ from foredraft.testing.engines import engine_for, run
 from foredraft.testing.models import bigram_model, target_for
 from foredraft.types import SamplingParams
 
-TARGET_PROBS = ((0.55, 0.30, 0.15), (0.10, 0.65, 0.25), (0.45, 0.15, 0.40))
-DRAFT_PROBS = ((0.30, 0.30, 0.40), (0.40, 0.40, 0.20), (0.20, 0.50, 0.30))
-PROMPT = (0, 1, 2, 0)
+TARGET_PROBS = ((0.07, 0.83, 0.10), (0.42, 0.39, 0.19), (0.73, 0.12, 0.15))
+DRAFT_PROBS = ((0.33, 0.12, 0.55), (0.62, 0.05, 0.33), (0.40, 0.17, 0.43))
+PROMPT = (0, 0)
 NUM_TOKENS = 4
 NUM_TEXTS = 5000
 BATCH = 500

@@ -1,0 +1,100 @@
+"""The real model in bf16: drafts, batches and seeds leave no trace in the tokens.
+
+The prompts are ours. The full size (40 prompts, 192 tokens) is marked slow.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from foredraft import LLM, SamplingParams
+from foredraft.target.zoo import resolve_model
+
+MODEL = "smollm2-135m-instruct"
+SUBJECTS = ("a lighthouse", "the moon", "bread", "a bicycle", "rain", "chess", "a library", "salt", "bees", "glass")
+TASKS = (
+    "Write three sentences about {}.",
+    "List five words about {}, then repeat the list.",
+    "Write a Python function that prints facts about {}.",
+    "Explain {} to a child.",
+)
+PROMPTS = [task.format(subject) for subject, task in itertools.product(SUBJECTS, TASKS)]
+METHODS = {
+    "ngram": {"method": "ngram"},
+    "draft_model": {"method": "draft_model", "model": MODEL, "num_speculative_tokens": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return LLM(MODEL, dtype="bfloat16")
+
+
+def params(count: int, max_tokens: int, seeded: bool) -> list[SamplingParams]:
+    sampling = {"temperature": 1.0} if seeded else {"temperature": 0.0}
+    return [
+        SamplingParams(**sampling, seed=100 + i if seeded else None, max_tokens=max_tokens, ignore_eos=True)
+        for i in range(count)
+    ]
+
+
+def check_identity(plain: LLM, method: str, count: int, max_tokens: int, batch_size: int) -> None:
+    """Decode alone and plain, then with drafts in batches: the same tokens, with drafts accepted and rejected."""
+    if plain.engine.contract != "token-identical":
+        pytest.skip(f"this machine's kernels give the contract {plain.engine.contract}")
+    drafted = LLM(MODEL, dtype="bfloat16", speculative_config=METHODS[method], max_num_seqs=batch_size)
+    prompts = [plain.chat_token_ids([{"role": "user", "content": p}]) for p in PROMPTS[:count]]
+    for seeded in (False, True):
+        sampling = params(count, max_tokens, seeded)
+        alone = [plain.generate([p], s)[0] for p, s in zip(prompts, sampling, strict=True)]
+        together = drafted.generate(prompts, sampling)
+        for a, b in zip(alone, together, strict=True):
+            assert a.outputs[0].token_ids == b.outputs[0].token_ids
+        accepted = sum(out.metrics.num_accepted_tokens for out in together)
+        assert 0 < accepted
+        assert max(out.metrics.tokens_per_target_pass for out in together) > 1.0
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_leave_no_trace(plain: LLM, method: str, batch_size: int) -> None:
+    check_identity(plain, method, 5, 24, batch_size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_leave_no_trace_at_full_size(plain: LLM, method: str, batch_size: int) -> None:
+    check_identity(plain, method, 40, 192, batch_size)
+
+
+def _against_generate(count: int, max_tokens: int) -> None:
+    ours = LLM(MODEL, dtype="float32", speculative_config=METHODS["ngram"])
+    prompts = [ours.chat_token_ids([{"role": "user", "content": p}]) for p in PROMPTS[:count]]
+    prompts = [p[: len(p) - i % 3] for i, p in enumerate(prompts)]
+    outputs = ours.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True))
+    theirs = AutoModelForCausalLM.from_pretrained(resolve_model(MODEL), dtype=torch.float32)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([prompt])
+        expected = theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist()
+
+
+def test_float32_batch_equals_transformers() -> None:
+    _against_generate(4, 16)
+
+
+@pytest.mark.slow
+def test_float32_batch_of_16_equals_transformers() -> None:
+    _against_generate(16, 64)
