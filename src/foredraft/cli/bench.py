@@ -71,7 +71,7 @@ def bench(
         methods=shared.words(methods),
         draft_model=draft_model,
         num_speculative_tokens=num_speculative_tokens,
-        max_tokens=max_tokens or (128 if dataset else 192),
+        max_tokens=(128 if dataset else 192) if max_tokens is None else max_tokens,
         temperatures=shared.numbers("temperatures", temperatures),
         repeats=repeats,
         time_limit_s=time_limit,

@@ -57,4 +57,4 @@ def main() -> None:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    typer.echo(f"foredraft: note: {message}", err=True)
+    typer.echo(f"foredraft: note: {' '.join(str(message).split())}", err=True)

@@ -48,15 +48,15 @@ class DraftModelDrafter(Drafter):
         drafts: list[list[int]] = [[] for _ in rows]
         drawn: list[list[Tensor]] = [[] for _ in rows]
         active = [i for i, row in enumerate(rows) if self._room(row)]
+        keep_probs = any(not row.sampling_row(()).params.is_greedy for row in rows)
         for i in active:
             self._catch_up(rows[i])
         while active:
             logits = self._next_logits([(rows[i], drafts[i]) for i in active])
-            for i, token, probs in self._draw([(i, rows[i], drafts[i]) for i in active], logits):
+            for i, token, probs in self._draw([(i, rows[i], drafts[i]) for i in active], logits, keep_probs):
                 drafts[i].append(token)
                 drawn[i].append(probs)
             active = [i for i in active if len(drafts[i]) < self._room(rows[i])]
-        keep_probs = any(not row.sampling_row(()).params.is_greedy for row in rows)
         return chain_draft(drafts, self._stack(drawn) if keep_probs else None)
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
@@ -107,11 +107,13 @@ class DraftModelDrafter(Drafter):
             return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         return logits[:, : self.vocab_size]
 
-    def _draw(self, rows: list[tuple[int, DraftRow, list[int]]], logits: Tensor) -> list[tuple[int, int, Tensor]]:
-        """One token a row, with the distribution that it was drawn from."""
+    def _draw(
+        self, rows: list[tuple[int, DraftRow, list[int]]], logits: Tensor, keep_probs: bool
+    ) -> list[tuple[int, int, Tensor]]:
+        """One token a row, with the distribution that it was drawn from (of no use unless ``keep_probs``)."""
         sampling = [row.sampling_row(tuple(draft)) for _, row, draft in rows]
         adjusted = adjust_logits(logits, sampling)
-        if all(s.params.is_greedy for s in sampling):
+        if not keep_probs:  # every row is greedy
             tokens = most_likely_tokens(adjusted).tolist()
             return [(i, token, adjusted) for (i, _, _), token in zip(rows, tokens, strict=True)]
         probs = probs_from_logits(adjusted, [s.params for s in sampling])

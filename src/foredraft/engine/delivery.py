@@ -50,11 +50,11 @@ def _keep(sequence: Sequence, emitted: list[int]) -> list[int]:
     for token in emitted:
         kept.append(token)
         sequence.token_ids.append(token)
-        stop = sequence.detokenizer.append(token)
+        stop = sequence.detokenizer.append(token, may_stop=sequence.num_output_tokens >= min_tokens)
         if token in sequence.stop_ids:
             is_eos = token not in sequence.request.params.stop_token_ids
             _finish(sequence, FinishReason.STOP, None if is_eos else token)
-        elif stop is not None and sequence.num_output_tokens >= min_tokens:
+        elif stop is not None:
             _finish(sequence, FinishReason.STOP, stop)
         elif sequence.room <= 0:
             _finish(sequence, FinishReason.LENGTH, None)

@@ -28,8 +28,11 @@ class Detokenizer:
         self._delivered = 0
         self.text = ""
 
-    def append(self, token_id: int) -> str | None:
-        """Add one token; returns the stop string that it completes, if any (the text is cut then)."""
+    def append(self, token_id: int, may_stop: bool = True) -> str | None:
+        """Add one token; returns the stop string that it completes, if any (the text is cut then).
+
+        Without ``may_stop`` stop strings pass as ordinary text.
+        """
         if self._tokenizer is None:
             return None
         self._ids.append(token_id)
@@ -40,7 +43,7 @@ class Detokenizer:
         old_len = len(self.text)
         self.text += after[len(before) :]
         self._prefix, self._read = self._read, len(self._ids)
-        return self._cut_at_stop(old_len) if self._stop else None
+        return self._cut_at_stop(old_len) if self._stop and may_stop else None
 
     def finish(self) -> None:
         """Deliver what was held back."""

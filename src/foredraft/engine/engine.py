@@ -14,7 +14,7 @@ from foredraft.engine.detokenize import Detokenizer
 from foredraft.engine.scheduler import ScheduledRow, Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.verifier import Verifier, rule_for
-from foredraft.errors import RequestError
+from foredraft.errors import IncompatibleDrafterError, RequestError
 from foredraft.policy import FixedPolicy
 from foredraft.sampling import TokenCounts, check_token_ids, needs_counts
 from foredraft.target.forward import TargetModel
@@ -33,6 +33,9 @@ class Engine:
         tokenizer: for text and stop strings; None works with token ids alone.
         eos_token_ids: end a sequence unless the request ignores them.
         contract: what the numerics of the target guarantee (see ``target.selfcheck``).
+
+    Raises:
+        IncompatibleDrafterError: the drafter asks for what the engine does not give; both are named.
     """
 
     def __init__(
@@ -45,8 +48,9 @@ class Engine:
         eos_token_ids: tuple[int, ...] = (),
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 1024,
-        contract: str = "token-identical",
+        contract: str = "unchecked",
     ):
+        _check_capabilities(drafter, target)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids, self.contract = eos_token_ids, contract
         self.config = config
@@ -187,6 +191,19 @@ class Engine:
             metrics.total_s = now - row.sequence.arrived_s
             if row.completes and metrics.first_token_s is None:
                 metrics.first_token_s = now - row.sequence.arrived_s
+
+
+def _check_capabilities(drafter: Drafter, target: TargetModel) -> None:
+    wants = {
+        "hidden states of the target": drafter.needs_features,
+        "verification of trees": drafter.makes_trees,
+        "verification without rollback": not drafter.rolls_back,
+    }
+    for what, wanted in wants.items():
+        if wanted:
+            raise IncompatibleDrafterError(
+                f"{type(drafter).__name__} needs {what}, which {type(target.model).__name__} does not get from this engine"
+            )
 
 
 def _draft_row(sequence: Sequence, num_draft_tokens: int) -> DraftRow:
