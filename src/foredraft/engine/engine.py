@@ -202,7 +202,8 @@ def _check_capabilities(drafter: Drafter, target: TargetModel) -> None:
     for what, wanted in wants.items():
         if wanted:
             raise IncompatibleDrafterError(
-                f"{type(drafter).__name__} needs {what}, which {type(target.model).__name__} does not get from this engine"
+                f"{type(drafter).__name__} needs {what}, which this engine does not give for "
+                f"{type(target.model).__name__}; use another method"
             )
 
 
