@@ -55,17 +55,8 @@ def test_interface(from_registry: FromRegistry, name: str):
 
 @pytest.mark.parametrize("rule", [rule for rule in LOSSLESS_RULES if rule != "auto"])
 @pytest.mark.parametrize("name", DRAFTING)
-def test_distribution(from_registry: FromRegistry, name: str, rule: str, request: pytest.FixtureRequest):
+def test_distribution(from_registry: FromRegistry, name: str, rule: str):
     """20,000 tokens; ``auto`` is one of these rules. Acceptance says that drafts were judged both ways."""
-    if (name, rule) == ("draft_model", "block"):
-        request.applymarker(
-            pytest.mark.xfail(
-                strict=True,
-                raises=AssertionError,
-                reason="the noise of `block` is keyed by position only, and a step looks at numbers of positions "
-                "that it does not decide: the next step uses them again",
-            )
-        )
     assert 0.05 < check_distribution(from_registry(name), rule) < 0.95
 
 

@@ -55,7 +55,7 @@ def check_identity(plain: LLM, method: str, count: int, max_tokens: int, batch_s
         for a, b in zip(alone, together, strict=True):
             assert a.outputs[0].token_ids == b.outputs[0].token_ids
         accepted = sum(out.metrics.num_accepted_tokens for out in together)
-        assert 0 < accepted
+        assert accepted > 0
         assert max(out.metrics.tokens_per_target_pass for out in together) > 1.0
 
 

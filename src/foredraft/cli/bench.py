@@ -46,7 +46,7 @@ def bench(
     repeats: Annotated[int, typer.Option(help="Rounds over all arms; medians are shown.")] = 3,
     time_limit: Annotated[
         float, typer.Option(help="Begin no repeat that would end later, in seconds; the first always runs.")
-    ] = 300,
+    ] = 240,
     batch_sizes: Annotated[str, typer.Option(help="Also decode so many sequences together, as in 1,8.")] = "1",
     seed: Annotated[int, typer.Option(help="Above temperature 0, repeat i uses seed + i.")] = 0,
     dtype: shared.Dtype = "auto",

@@ -18,6 +18,7 @@ from foredraft.sampling import (
     gumbel,
     most_likely_tokens,
     probs_from_logits,
+    round_position,
     sample_gumbel,
     sample_inverse_cdf,
     uniform,
@@ -75,6 +76,10 @@ class DraftModelDrafter(Drafter):
             self.model.slots.close(sequence_id)
 
     def _room(self, row: DraftRow) -> int:
+        """Tokens that can be drafted; none once the text holds a token that the draft model does not know."""
+        fed = len(self._fed.get(row.sequence_id, ()))
+        if max(row.token_ids[fed:], default=0) >= self.model.vocab_size:
+            return 0
         return max(0, min(row.num_draft_tokens, self.model.max_model_len - len(row.token_ids)))
 
     def _catch_up(self, row: DraftRow) -> None:
@@ -119,12 +124,12 @@ class DraftModelDrafter(Drafter):
         probs = probs_from_logits(adjusted, [s.params for s in sampling])
         out = []
         for at, (i, row, draft) in enumerate(rows):
-            position = len(row.token_ids) + len(draft)
             if row.rule == "coupled":
-                noise = gumbel(row.noise_seed, Stream.TARGET, position, self.vocab_size)
+                noise = gumbel(row.noise_seed, Stream.TARGET, len(row.token_ids) + len(draft), self.vocab_size)
                 token = sample_gumbel(probs[at : at + 1], [noise])
             else:
-                u = torch.tensor([uniform(row.noise_seed, Stream.DRAFT, position)], dtype=torch.float64)
+                key = round_position(len(row.token_ids), len(draft))
+                u = torch.tensor([uniform(row.noise_seed, Stream.DRAFT, key)], dtype=torch.float64)
                 token = sample_inverse_cdf(probs[at : at + 1], u)
             out.append((i, int(token), probs[at]))
         return out

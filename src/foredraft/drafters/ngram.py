@@ -15,8 +15,8 @@ from foredraft.types import Draft
 class NGramIndex:
     """Where each n-gram of a growing text ends, for all n from ``min_n`` to ``max_n``.
 
-    The longest suffix that occurred before wins; among its places the most recent one whose continuation
-    has the wanted length, else the earliest. A step costs a few dictionary look-ups whatever the length.
+    The longest suffix that occurred before wins. It is copied from its latest place if enough tokens follow
+    there, else from its earliest. A step costs a few dictionary look-ups whatever the length.
     """
 
     def __init__(self, min_n: int, max_n: int):

@@ -91,10 +91,12 @@ class LLM:
                 while self.engine.has_unfinished_requests:
                     for out in self.engine.step():
                         advance(out)
-            except KeyboardInterrupt:
+            except BaseException as error:
                 for sequence in sequences:
                     if sequence.finish_reason is None:
                         self.engine.abort(sequence.request.request_id)
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
         return [request_output(sequence, self.engine.contract) for sequence in sequences]
 
     def chat(
@@ -134,7 +136,7 @@ class LLM:
     ) -> list[Sequence]:
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         many = cast(Seq[Prompt], [prompts] if single else prompts)
-        params = sampling_params or SamplingParams()
+        params = SamplingParams() if sampling_params is None else sampling_params
         each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
             raise InvalidOptionError(f"{len(each)} sampling_params for {len(many)} prompts; give one, or one each")

@@ -20,6 +20,7 @@ from foredraft.sampling import (
     gumbel,
     most_likely_tokens,
     probs_from_logits,
+    round_position,
     sample_gumbel,
     sample_inverse_cdf,
     uniform,
@@ -96,7 +97,7 @@ class Verifier:
         noise = torch.tensor(
             [
                 [
-                    uniform(sequences[row].noise_seed, Stream.ACCEPT, len(sequences[row].token_ids) + i)
+                    uniform(sequences[row].noise_seed, Stream.ACCEPT, round_position(len(sequences[row].token_ids), i))
                     for i in range(width)
                 ]
                 for row in rows

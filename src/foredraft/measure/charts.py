@@ -66,7 +66,7 @@ def _bars(arms: Sequence[ArmResult], draw: Callable[[Axes], None]) -> str:
         draw(axes)
         labels = [f"{cell_name(a.prompt, a.temperature)}: {arm_name(a.engine, a.method)}" for a in arms]
         axes.set_yticks(range(len(arms)), labels)
-        axes.invert_yaxis()
+        axes.set_ylim(len(arms) - 0.5, -0.5)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     svg = text.getvalue()

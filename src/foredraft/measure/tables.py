@@ -153,7 +153,8 @@ def rich_table(grid: Grid) -> Table:
         title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip
     for index, column in enumerate(grid.columns):
-        table.add_column(column, justify="right" if index >= grid.first_number else "left", no_wrap=True)
+        is_number = index >= grid.first_number
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number)
     for section in grid.sections:
         if section.heading:
             table.add_row(f"[bold]{escape(section.heading)}[/]")
@@ -171,8 +172,9 @@ def _by_cell(items: Iterable[Measured]) -> list[list[Measured]]:
 
 
 def _cell_heading(arm: ArmResult) -> str:
-    what = "a prompt" if arm.num_prompts == 1 else f"{arm.num_prompts} prompts"
-    return f"{cell_name(arm.prompt, arm.temperature)}: {what} of {arm.num_prompt_tokens} tokens, {arm.repeats} rounds"
+    """Short enough to leave the columns of numbers their width."""
+    size = f"{arm.num_prompt_tokens} tokens" if arm.num_prompts == 1 else f"{arm.num_prompts} prompts"
+    return f"{cell_name(arm.prompt, arm.temperature)}, {size}"
 
 
 def _difference(arm: ArmResult) -> str:
@@ -185,14 +187,14 @@ def _difference(arm: ArmResult) -> str:
 
 def _speed_caption(result: BenchResult) -> str:
     parts = [
-        "Medians. decode: without prefill, from the first delivery on. tok/pass: new tokens per pass of the "
-        "target, prefill counted. accepted: of the draft tokens. differs at: first token unlike the same "
+        f"{_rounds(result)} decode: without prefill, from the first delivery on. tok/pass: new tokens per pass of "
+        "the target, prefill counted. accepted: of the draft tokens. differs at: first token unlike the same "
         "engine's plain arm."
     ]
     if _has(result.arms, method="draft_model") and result.options.drafts_with_itself:
         parts.append(
-            "The draft model here is the target itself: nearly every draft token is accepted and nothing is "
-            "won, because a draft token costs as much as a token. It shows the price of drafting; for a gain, "
+            "The draft model here is the target itself, run once: nearly every draft token is accepted and nothing "
+            "is won, because a draft token costs as much as a token. It shows the price of drafting; for a gain, "
             "name a smaller model with --draft-model."
         )
     if any(not arm.is_greedy for arm in result.arms):
@@ -201,13 +203,19 @@ def _speed_caption(result: BenchResult) -> str:
         )
         if _has(result.arms, engine="transformers"):
             parts.append("transformers draws from one stream, so its tokens change with the method.")
-    rounds = min((arm.repeats for arm in result.arms if arm.method == "none"), default=result.options.repeats)
-    if rounds < result.options.repeats and not result.interrupted:
-        limit = f"The time limit of {result.options.time_limit_s:g} s"
-        parts.append(f"{limit} left no room for {result.options.repeats} rounds everywhere.")
     if result.interrupted:
         parts.append("Interrupted: what had been measured until then.")
     return " ".join(parts)
+
+
+def _rounds(result: BenchResult) -> str:
+    """How many rounds the medians are of, and why not more."""
+    wanted = result.options.repeats
+    rounds = sorted({arm.repeats for arm in result.arms if arm.method == "none"}) or [wanted]
+    text = f"Medians of {' to '.join(map(str, sorted({rounds[0], rounds[-1]})))} rounds"
+    if rounds[0] < wanted and not result.interrupted:
+        text += f" ({wanted} would have taken more than {result.options.time_limit_s:g} s)"
+    return text + "."
 
 
 def _has(arms: Sequence[ArmResult], **wanted: str) -> bool:

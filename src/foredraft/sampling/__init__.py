@@ -2,7 +2,7 @@
 
 from foredraft.sampling.draw import most_likely_tokens, sample_gumbel, sample_inverse_cdf
 from foredraft.sampling.logprobs import top_logprobs
-from foredraft.sampling.noise import Stream, gumbel, uniform
+from foredraft.sampling.noise import Stream, gumbel, round_position, uniform
 from foredraft.sampling.pipeline import (
     SamplingRow,
     TokenCounts,
@@ -22,6 +22,7 @@ __all__ = [
     "most_likely_tokens",
     "needs_counts",
     "probs_from_logits",
+    "round_position",
     "sample_gumbel",
     "sample_inverse_cdf",
     "top_logprobs",

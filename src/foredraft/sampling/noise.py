@@ -22,6 +22,7 @@ from torch import Tensor
 _EXPONENT_OF_ONE = np.uint64(0x3FF0_0000_0000_0000)
 _DROPPED_BITS = np.uint64(12)
 _GRID = 2.0**-52
+_ROUND_BITS = 16
 
 
 class Stream(enum.IntEnum):
@@ -36,6 +37,15 @@ class Stream(enum.IntEnum):
     DRAFT = 1
     ACCEPT = 2
     RECOVER = 3
+
+
+def round_position(start: int, offset: int) -> int:
+    """Key of the ``offset``-th number of the round that begins at position ``start``; unique over all rounds.
+
+    A rule that looks at numbers of positions which it then does not decide (``block`` does) must not meet them
+    again in the next round: the output would be biased. Every round starts further on, so its numbers are fresh.
+    """
+    return (start << _ROUND_BITS) + offset
 
 
 def uniform(seed: int, stream: Stream, position: int) -> float:

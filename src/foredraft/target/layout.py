@@ -151,7 +151,7 @@ def build_layout(
         logits += range(end - wanted[id(row)], end)
     if logits:
         logits += [logits[-1]] * (shape.min_tokens - num_logits)
-    slots.reserve(shape.num_keys(max(row.start + max(len(row.tokens), shape.min_queries) for row in laid)))
+    slots.reserve(max(shape.num_keys(_most_keys(run, shape)) for run in _runs(in_slot_order)))
 
     capacity, top = slots.capacity, slots.max_len - 1
     tokens: list[int] = []
@@ -187,9 +187,14 @@ def _runs(rows: list[_Laid]) -> list[list[_Laid]]:
     return runs
 
 
+def _most_keys(run: list[_Laid], shape: PassShape) -> int:
+    """Keys that a run's longest row needs when it is padded to the queries of the widest."""
+    return max(row.start for row in run) + max(shape.min_queries, max(len(row.tokens) for row in run))
+
+
 def _segment(run: list[_Laid], shape: PassShape, device: torch.device) -> Segment:
     widths = [len(row.tokens) for row in run]
-    num_queries = max(shape.min_queries, *widths) if len(widths) > 1 else max(shape.min_queries, widths[0])
+    num_queries = max(shape.min_queries, max(widths))
     starts = torch.tensor([row.start for row in run], device=device)
     gather = scatter = None
     if any(width != num_queries for width in widths):
@@ -207,7 +212,7 @@ def _segment(run: list[_Laid], shape: PassShape, device: torch.device) -> Segmen
         first_token=run[0].offset,
         last_token=run[-1].offset + widths[-1],
         num_queries=num_queries,
-        num_keys=shape.num_keys(max(row.start + num_queries for row in run)),
+        num_keys=shape.num_keys(_most_keys(run, shape)),
         query_positions=starts[:, None] + torch.arange(num_queries, device=device),
         gather=gather,
         scatter=scatter,

@@ -30,7 +30,6 @@ from foredraft.target.zoo import cache_folder
 
 TOKEN_IDENTICAL, NEAR_TIE = "token-identical", "near-tie"
 TAIL = 12
-"""Tokens at the end of the test text whose logits are compared."""
 CANDIDATES = (
     PassShape(min_tokens=1, min_queries=1),
     PassShape(min_tokens=2, min_queries=1),
@@ -94,17 +93,20 @@ def largest_difference(target: TargetModel, shape: PassShape) -> float:
     Stops at the first way that differs.
     """
     target.shape = shape
+    tail = _tail_len(target)
     for length in _lengths(target):
         text = _text(target, length)
         with _Trial(target, text, neighbours=0) as alone:
-            reference = alone.tail([TAIL])
-            ways = [partial(alone.tail, [width] * TAIL) for width in (1, 2, 3, 5, 8)]
-            ways += [partial(alone.tail, [TAIL], chunk=chunk) for chunk in (17, 48)]
+            reference = alone.tail([tail])
+            ways = [partial(alone.tail, [width] * tail) for width in (1, 2, 3, 5, 8)]
+            ways += [partial(alone.tail, [tail], chunk=chunk) for chunk in (17, 48)]
             difference = _first_difference(ways, reference)
         if difference:
             return difference
         with _Trial(target, text, neighbours=3) as crowd:
-            difference = _first_difference([partial(crowd.tail, w) for w in ([1] * TAIL, [TAIL], [4, 1, 7])], reference)
+            difference = _first_difference(
+                [partial(crowd.tail, w) for w in ([1] * tail, [tail], [4, 1, tail])], reference
+            )
         if difference:
             return difference
     return 0.0
@@ -118,9 +120,14 @@ def _first_difference(ways: Sequence[Callable[[], Tensor]], reference: Tensor) -
     return 0.0
 
 
+def _tail_len(target: TargetModel) -> int:
+    """Tokens at the end of the test text whose logits are compared; fewer for a model with few positions."""
+    return min(TAIL, max(1, target.max_model_len // 3))
+
+
 def _lengths(target: TargetModel) -> list[int]:
     """Short, and across the blocks of 512 keys, as far as the model's limit allows."""
-    room = target.max_model_len - TAIL - 8
+    room = max(target.max_model_len - _tail_len(target) - 8, _tail_len(target) + 1)
     return sorted({min(length, room) for length in (40, 530)})
 
 
@@ -136,10 +143,11 @@ class _Trial:
 
     def __init__(self, target: TargetModel, text: list[int], neighbours: int):
         self._target, self._text = target, text
-        self._start = len(text) - TAIL
-        most = target.max_model_len - 2 * TAIL
-        lengths = [9, min(700, most), 31][:neighbours]
-        self._neighbours = [_text(target, length + TAIL * 2, salt=i + 1) for i, length in enumerate(lengths)]
+        self._tail = _tail_len(target)
+        self._start = len(text) - self._tail
+        most = max(1, target.max_model_len - 2 * self._tail)
+        lengths = [min(length, most) for length in (9, 700, 31)][:neighbours]
+        self._neighbours = [_text(target, length + self._tail * 2, salt=i + 1) for i, length in enumerate(lengths)]
         self._ids = [-2 - i for i in range(neighbours + 1)]
         self._main = self._ids[min(1, neighbours)]
 
@@ -147,7 +155,7 @@ class _Trial:
         others = iter(self._neighbours)
         for sequence in self._ids:
             self._target.slots.open(sequence)
-            text = self._text[: self._start] if sequence == self._main else next(others)[: -TAIL * 2]
+            text = self._text[: self._start] if sequence == self._main else next(others)[: -self._tail * 2]
             self._target.prefill(sequence, text, 4096)
         return self
 
@@ -156,18 +164,18 @@ class _Trial:
             self._target.slots.close(sequence)
 
     def tail(self, widths: list[int], chunk: int = 0) -> Tensor:
-        """Logits ``[TAIL, V]`` of the text's end, fed in passes of ``widths``; ``chunk`` feeds the prompt anew."""
+        """Logits ``[tail, V]`` of the text's end, fed in passes of ``widths``; ``chunk`` feeds the prompt anew."""
         slots = self._target.slots
         slots.truncate(self._main, 0 if chunk else self._start)
         if chunk:
             self._target.prefill(self._main, self._text[: self._start], chunk)
         parts, at = [], 0
         for step, width in enumerate(widths):
-            tokens = self._text[self._start + at : self._start + min(at + width, TAIL)]
+            tokens = self._text[self._start + at : self._start + min(at + width, self._tail)]
             if not tokens:
                 break
             others = [
-                PassRow(sequence, text[-TAIL * 2 :][: 1 + (step + i) % 3], 1)
+                PassRow(sequence, text[-self._tail * 2 :][: 1 + (step + i) % 3], 1)
                 for i, (sequence, text) in enumerate(
                     zip((s for s in self._ids if s != self._main), self._neighbours, strict=True)
                 )

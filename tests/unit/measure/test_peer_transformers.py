@@ -1,5 +1,8 @@
 """The peer: passes and drafts are counted by hooks, end tokens ignored, nothing of the model changed."""
 
+import json
+import shutil
+
 import pytest
 
 from foredraft.config import EngineConfig, SpeculativeConfig
@@ -7,6 +10,7 @@ from foredraft.engine.llm import LLM
 from foredraft.measure.arms import ForedraftArm, PassCounter
 from foredraft.measure.peer_transformers import PeerModel, TransformersArm
 from foredraft.measure.workloads import built_in_workload
+from foredraft.target.loader import load_model
 
 MAX_TOKENS = 40
 
@@ -52,16 +56,19 @@ def test_methods_of_both_engines_agree_in_float32(peer, prompt, model_folder):
     assert runs[1].num_target_passes == len(runs[1].emitted) < MAX_TOKENS
 
 
-def test_an_end_token_does_not_end_a_run(peer, prompt):
-    """The tiny model never says its end token by itself, so the tokens that it does say become end tokens."""
-    arm = TransformersArm(peer, "none", None)
-    said = arm.run(prompt, temperature=0.0, seed=0, max_tokens=MAX_TOKENS).token_ids
-    peer.model.config.eos_token_id = said[1]
-    try:
-        again = arm.run(prompt, temperature=0.0, seed=0, max_tokens=MAX_TOKENS).token_ids
-    finally:
-        peer.model.config.eos_token_id = 2
-    assert again == said
+def test_an_end_token_does_not_end_a_run(peer, prompt, model_folder, tmp_path):
+    """A copy of the model that takes for its end token what it is about to say."""
+    said = TransformersArm(peer, "none", None).run(prompt, temperature=0.0, seed=0, max_tokens=MAX_TOKENS).token_ids
+    folder = tmp_path / "ends-early"
+    shutil.copytree(model_folder, folder)
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**settings, "eos_token_id": said[1]}))
+    assert load_model(folder).eos_token_ids == (said[1],)
+    ending = PeerModel(EngineConfig(model=str(folder)), str(folder))
+    for method in ("none", "ngram", "draft_model"):
+        run = TransformersArm(ending, method, None).run(prompt, temperature=0.0, seed=0, max_tokens=MAX_TOKENS)
+        assert run.token_ids == said
 
 
 def test_a_seed_repeats_a_sample(peer, prompt):

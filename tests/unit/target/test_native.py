@@ -5,8 +5,6 @@ The reference is torch's own path in float32 on the same bf16 inputs. Skipped wh
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,7 +74,7 @@ def test_attention_is_that_of_float32(native, heads, options):
 
 
 def fed_in_chunks(library, neighbours: dict[int, int], chunks: list[int], first: int, window: int | None):
-    """The last ``first - ...`` tokens of one text, fed in ``chunks`` among neighbours; outputs end to end."""
+    """The tokens of one text from ``first`` on, fed in ``chunks`` among neighbours; outputs end to end."""
     heads, kv_heads, dim = 6, 2, 64
     slots = KVSlots([LayerShape(kv_heads, dim, dim)], BF16, torch.device("cpu"), 4096)
     total = first + sum(chunks)
@@ -176,7 +174,7 @@ def test_silu_mul_is_the_formula(native, width):
     gate_up = PackedLinear([torch.eye(2 * width, dtype=BF16)], [None], native)
     down = PackedLinear([torch.eye(width, dtype=BF16)], [None], native)
     mlp = PackedGatedMLP(gate_up, down, torch.nn.SiLU(), native)
-    x = random_bf16(17, 2 * width) * random.Random(0).choice([1, 8])
+    x = random_bf16(17, 2 * width) * 3
     x[0, :4] = torch.tensor([-100.0, 100.0, -20.0, 0.0])
     exact = F.silu(x[:, :width].float()) * x[:, width:].float()
     assert relative_error(mlp(x), exact) < 4e-3
@@ -204,7 +202,8 @@ def test_rotate_and_store_is_the_formula(native, positions):
     assert relative_error(stored, exact[:, heads:]) < 4e-3
     values = torch.cat([slots.values[0][0, :20], slots.values[0][1, 3:5]])
     assert torch.equal(values, qkv[:, heads + kv_heads :])
-    assert not slots.keys[0][1, :3].any() and not slots.values[0][0, 20:].any()
+    assert not slots.keys[0][1, :3].any()
+    assert not slots.values[0][0, 20:].any()
 
 
 def test_a_compiler_that_fails_warns_and_gives_none(native, tmp_path, monkeypatch):

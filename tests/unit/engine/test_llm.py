@@ -1,0 +1,196 @@
+"""The front door on a tiny model in a folder: forms of prompts, streaming, interruption, errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from foredraft import LLM, SamplingParams
+from foredraft.errors import InvalidOptionError, RequestError
+from foredraft.testing import reference, tiny_model
+from foredraft.types import FinishReason
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+TEXTS = ["abc", "a é b", "E"]
+
+
+@pytest.fixture(scope="module")
+def model(byte_tokenizer):
+    return tiny_model(1, vocab_size=len(byte_tokenizer), max_position_embeddings=128)
+
+
+@pytest.fixture(scope="module")
+def folder(model, byte_tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    model.save_pretrained(path)
+    byte_tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return LLM(str(folder), speculative_config={"method": "ngram"}, max_num_seqs=4)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request):
+    """No test leaves a request behind, however it ended."""
+    yield
+    if "llm" in request.fixturenames:
+        engine = request.getfixturevalue("llm").engine
+        assert not engine.has_unfinished_requests
+        assert engine.target.slots.num_open == 0
+
+
+def test_prompts_may_be_texts_or_ids_one_or_many(llm, model, byte_tokenizer):
+    """All forms give the tokens of plain decoding, in the order of the prompts."""
+    ids = [byte_tokenizer(text)["input_ids"] for text in TEXTS]
+    expected = [reference(model, prompt, GREEDY).token_ids for prompt in ids]
+    for prompts in (TEXTS, ids, [TEXTS[0], ids[1], tuple(ids[2])]):
+        outputs = llm.generate(prompts, GREEDY)
+        assert [out.outputs[0].token_ids for out in outputs] == expected
+        assert [out.prompt_token_ids for out in outputs] == ids
+    for prompt in (TEXTS[1], ids[1]):
+        (out,) = llm.generate(prompt, GREEDY)
+        assert out.outputs[0].token_ids == expected[1]
+    assert out.outputs[0].text == byte_tokenizer.decode(expected[1], skip_special_tokens=True)
+    assert out.finished
+    assert out.outputs[0].finish_reason == FinishReason.LENGTH
+    assert out.contract == llm.numerics.contract
+
+
+def test_prompt_text_is_kept_and_ids_have_none(llm):
+    """As in vLLM."""
+    assert [out.prompt for out in llm.generate(["ab", [1, 2]], GREEDY)] == ["ab", None]
+
+
+def test_each_prompt_may_have_its_own_params(llm):
+    """One set for all, or one each; another number is refused before anything runs."""
+    each = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 2, 5)]
+    assert [len(out.outputs[0].token_ids) for out in llm.generate(TEXTS, each)] == [1, 2, 5]
+    with pytest.raises(InvalidOptionError, match="2 sampling_params for 3 prompts; give one, or one each"):
+        llm.generate(TEXTS, each[:2])
+
+
+def test_an_empty_list_of_params_is_a_mismatch(llm):
+    """A filter that left nothing must not mean the defaults."""
+    with pytest.raises(InvalidOptionError, match="0 sampling_params for 3 prompts"):
+        llm.generate(TEXTS, [])
+
+
+def test_no_prompts_give_no_outputs(llm):
+    """An empty batch is no error."""
+    assert llm.generate([], GREEDY) == []
+
+
+def test_one_bad_prompt_leaves_none_queued(llm):
+    """Nothing has run when the error comes, so the call can be made again."""
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        llm.generate([[1, 2], []], GREEDY)
+    assert not llm.engine.sequences
+    assert len(llm.generate([[1, 2]], GREEDY)) == 1
+
+
+def test_chat_without_a_template_is_refused_by_name(llm, folder):
+    """The remedy is a plain prompt."""
+    with pytest.raises(RequestError, match=r"tiny has no chat template; use generate\(\)"):
+        llm.chat([{"role": "user", "content": "a"}], GREEDY)
+
+
+def test_chat_puts_messages_through_the_template(llm, byte_tokenizer, monkeypatch):
+    """One conversation or many, with the prompt for the answer."""
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    monkeypatch.setattr(llm.tokenizer, "chat_template", template)
+    one = [{"role": "user", "content": "ab"}]
+    assert llm.chat_token_ids(one) == byte_tokenizer("[ab]>")["input_ids"]
+    assert llm.chat(one, GREEDY)[0].outputs == llm.generate("[ab]>", GREEDY)[0].outputs
+    assert len(llm.chat([one, one], GREEDY)) == 2
+
+
+def test_stream_gives_what_generate_gives(llm):
+    """Pieces of text and tokens add up; the last says how it ended."""
+    (whole,) = llm.generate(TEXTS[0], GREEDY)
+    steps = list(llm.stream(TEXTS[0], GREEDY))
+    assert [t for step in steps for t in step.token_ids] == whole.outputs[0].token_ids
+    assert "".join(step.text for step in steps) == whole.outputs[0].text
+    assert [step.finish_reason for step in steps][-1] == FinishReason.LENGTH
+    assert not any(step.finish_reason for step in steps[:-1])
+    from_ids = llm.stream(whole.prompt_token_ids, GREEDY)
+    assert [t for step in from_ids for t in step.token_ids] == whole.outputs[0].token_ids
+
+
+def test_leaving_a_stream_early_aborts_it(llm):
+    """The slot is free at once, for the next request."""
+    stream = llm.stream(TEXTS[0], SamplingParams(temperature=0, max_tokens=50))
+    next(stream)
+    assert llm.engine.has_unfinished_requests
+    stream.close()
+    assert not llm.engine.has_unfinished_requests
+
+
+def test_ctrl_c_returns_what_there_is(llm, monkeypatch):
+    """At the third step: partial outputs that are not finished, and an engine that goes on."""
+    whole = llm.generate(TEXTS, GREEDY)
+    step, calls = llm.engine.step, []
+
+    def interrupted():
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", interrupted)
+    outputs = llm.generate(TEXTS, GREEDY)
+    monkeypatch.undo()
+    assert [out.finished for out in outputs] == [False] * 3
+    for out, full in zip(outputs, whole, strict=True):
+        part = out.outputs[0]
+        assert part.finish_reason == FinishReason.ABORT
+        assert 0 < len(part.token_ids) < 8
+        assert part.token_ids == full.outputs[0].token_ids[: len(part.token_ids)]
+    assert [o.outputs for o in llm.generate(TEXTS, GREEDY)] == [o.outputs for o in whole]
+
+
+def test_an_error_in_a_step_leaves_nothing_running(folder):
+    """Out of memory, say: the next call must not go on with the requests of this one."""
+    llm = LLM(str(folder))
+    step, calls = llm.engine.step, []
+
+    def failing():
+        calls.append(1)
+        if len(calls) == 3:
+            raise MemoryError
+        return step()
+
+    llm.engine.step = failing
+    with pytest.raises(MemoryError):
+        llm.generate(TEXTS, GREEDY)
+    assert not llm.engine.has_unfinished_requests
+    assert llm.engine.target.slots.num_open == 0
+
+
+def test_a_progress_bar_changes_nothing(llm):
+    """It is silent unless asked for."""
+    shown = llm.generate(TEXTS, GREEDY, use_tqdm=True)
+    assert [o.outputs for o in shown] == [o.outputs for o in llm.generate(TEXTS, GREEDY)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_lens": 5}, "LLM has no option 'max_model_lens'; did you mean 'max_model_len'?"),
+        ({"speculative_config": {"metod": "ngram"}}, "speculative_config has no option 'metod'; did you mean 'method'"),
+        ({"max_model_len": 129}, "max_model_len=129 is above the 128 positions"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(folder, options, message):
+    """The nearest known option, or the limit, is named."""
+    with pytest.raises(InvalidOptionError, match=message):
+        LLM(str(folder), **options)
+
+
+def test_a_draft_model_of_the_same_folder_accepts_all(folder, llm):
+    """By name, through the registry; the tokens are the same."""
+    drafted = LLM(str(folder), speculative_config={"method": "draft_model", "model": str(folder)})
+    outputs = drafted.generate(TEXTS, GREEDY)
+    assert [o.outputs for o in outputs] == [o.outputs for o in llm.generate(TEXTS, GREEDY)]
+    assert all(o.metrics.acceptance_rate == 1.0 for o in outputs)

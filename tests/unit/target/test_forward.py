@@ -1,0 +1,164 @@
+"""The target over its slots gives the logits of the transformers model, however a text is fed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.target.forward import TargetModel
+from foredraft.target.layout import LONG_ROW, PassRow, PassShape
+from foredraft.testing import bigram_model, check_cache, last_logits, target_for, tiny_model
+
+TEXTS = [[(7 * i * i + 3 * i + salt) % 64 for i in range(60)] for salt in range(4)]
+
+
+@pytest.fixture(scope="module")
+def target(tiny: Any) -> TargetModel:
+    return target_for(tiny)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Any) -> list[torch.Tensor]:
+    """Logits of the texts ``[60, V]`` by one plain pass each."""
+    with torch.inference_mode():
+        return [tiny(input_ids=torch.tensor([text])).logits[0] for text in TEXTS]
+
+
+def opened(target: TargetModel, count: int) -> None:
+    for sequence_id in range(count):
+        target.slots.open(sequence_id)
+
+
+@pytest.fixture(autouse=True)
+def closed(request: pytest.FixtureRequest):
+    """Every test leaves the shared target empty."""
+    yield
+    if "target" in request.fixturenames:
+        target = request.getfixturevalue("target")
+        for sequence_id in range(8):
+            if sequence_id in target.slots:
+                target.slots.close(sequence_id)
+        target.shape = PassShape()
+
+
+@pytest.mark.parametrize("shape", [PassShape(min_tokens=1, min_queries=1), PassShape(), PassShape(min_tokens=8)])
+@pytest.mark.parametrize("widths", [[60], [1] * 60, [7, 1, 40, 2, 10], [LONG_ROW, 28], [LONG_ROW + 1, 27]], ids=str)
+def test_a_text_in_any_pieces(target: TargetModel, expected: list[torch.Tensor], widths: list[int], shape: PassShape):
+    target.shape = shape
+    opened(target, 1)
+    parts, at = [], 0
+    for width in widths:
+        parts.append(target.forward([PassRow(0, TEXTS[0][at : at + width], width)]))
+        target.slots.commit(0, width)
+        at += width
+    assert torch.allclose(torch.cat(parts), expected[0], atol=1e-4)
+    check_cache(target, 0, [*TEXTS[0], 1])
+
+
+def test_ragged_rows_in_one_pass(target: TargetModel, expected: list[torch.Tensor]):
+    """Chunks of prompts, drafts and single tokens side by side; logits come in the order of the rows."""
+    opened(target, 4)
+    for sequence_id, length in ((0, 11), (1, 0), (2, 50), (3, 30)):
+        target.prefill(sequence_id, TEXTS[sequence_id][:length], chunk=7)
+    passes = target.num_passes
+    rows = [PassRow(2, TEXTS[2][50:51], 1), PassRow(3, TEXTS[3][30:35], 5), PassRow(0, TEXTS[0][11:14], 2),
+            PassRow(1, TEXTS[1][:40], 0)]  # fmt: skip
+    logits = target.forward(rows)
+    assert target.num_passes == passes + 1
+    wanted = torch.cat([expected[2][50:51], expected[3][30:35], expected[0][12:14]])
+    assert torch.allclose(logits, wanted, atol=1e-4)
+    assert [target.slots.length(i) for i in range(4)] == [11, 0, 50, 30], "a pass changes no length"
+
+
+def test_rejected_tokens_leave_no_trace(target: TargetModel, expected: list[torch.Tensor]):
+    """A pass over wrong tokens of which none or some are committed, then the right ones."""
+    opened(target, 2)
+    for sequence_id in (0, 1):
+        target.prefill(sequence_id, TEXTS[sequence_id][:20])
+    wrong = [5] * 9
+    target.forward([PassRow(0, wrong, 9), PassRow(1, [*TEXTS[1][20:22], *wrong], 1)])
+    target.slots.commit(1, 2)
+    logits = target.forward([PassRow(0, TEXTS[0][20:24], 4), PassRow(1, TEXTS[1][22:24], 2)])
+    assert torch.allclose(logits, torch.cat([expected[0][20:24], expected[1][22:24]]), atol=1e-4)
+
+
+def test_closing_a_neighbour_does_not_disturb(target: TargetModel, expected: list[torch.Tensor]):
+    """The last slot moves into the hole, with all layers of its cache."""
+    opened(target, 3)
+    for sequence_id in range(3):
+        target.prefill(sequence_id, TEXTS[sequence_id][:25])
+    target.slots.close(0)
+    logits = target.forward([PassRow(1, TEXTS[1][25:27], 2), PassRow(2, TEXTS[2][25:26], 1)])
+    assert torch.allclose(logits, torch.cat([expected[1][25:27], expected[2][25:26]]), atol=1e-4)
+
+
+def test_a_growing_cache_keeps_the_text():
+    """Across the first 512 positions and the blocks of keys behind them."""
+    model = tiny_model(0, max_position_embeddings=1100)
+    target = target_for(model)
+    text = [(11 * i * i + i) % 64 for i in range(1060)]
+    opened(target, 1)
+    assert target.slots.capacity == 512
+    target.prefill(0, text[:500])
+    for width in (10, 1, 1, 1, 3, 500):
+        at = target.slots.length(0)
+        logits = target.forward([PassRow(0, text[at : at + width], 1)])
+        target.slots.commit(0, width)
+        assert torch.allclose(logits[0], last_logits(model, text[: at + width]), atol=2e-4)
+    assert target.slots.capacity >= 1016
+
+
+@pytest.mark.parametrize("width", [2, 20, LONG_ROW])
+@pytest.mark.parametrize(
+    "long_len",
+    [
+        pytest.param(
+            508,
+            marks=pytest.mark.xfail(
+                strict=True,
+                raises=RuntimeError,
+                reason="layout.build_layout reserves for each row by itself; a segment reads its longest row's keys "
+                "plus the queries of its widest one",
+            ),
+        ),
+        400,
+    ],
+)
+def test_a_long_text_beside_a_wide_row(width: int, long_len: int):
+    """The wide row needs more queries, the long one more keys: the segment of both reads as many as both ask for."""
+    model = tiny_model(0, max_position_embeddings=1100)
+    target = target_for(model)
+    opened(target, 2)
+    text = [(11 * i * i + i) % 64 for i in range(512)]
+    target.prefill(0, text[: long_len + 2 - (width == 2)])
+    at = target.slots.length(0)
+    if width == 2:
+        width = 512 - at + 1
+    logits = target.forward([PassRow(0, text[at : at + 1], 1), PassRow(1, TEXTS[1][:width], 1)])
+    assert torch.allclose(logits[0], last_logits(model, text[: at + 1]), atol=2e-4)
+    assert torch.allclose(logits[1], last_logits(model, TEXTS[1][:width]), atol=2e-4)
+
+
+@pytest.mark.parametrize("vocab_size", [3, 4, 16])
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_tiny_vocabulary(vocab_size: int, packed: bool):
+    """The probe of the loading keeps to the ids that there are."""
+    table = torch.arange(float(vocab_size)).repeat(vocab_size, 1)
+    model = bigram_model(table, vocab_size=vocab_size)
+    target = target_for(model, packed=packed)
+    opened(target, 1)
+    logits = target.forward([PassRow(0, [0, 1, 2], 3)])
+    assert torch.allclose(logits, table[:3], atol=1e-3)
+
+
+def test_logits_are_in_the_dtype_of_the_model(tiny: Any):
+    target = target_for(tiny, dtype=torch.bfloat16)
+    opened(target, 1)
+    logits = target.forward([PassRow(0, TEXTS[0][:9], 9)])
+    assert logits.dtype == torch.bfloat16
+    assert target.slots.dtype == torch.bfloat16
+    with torch.inference_mode():
+        exact = tiny(input_ids=torch.tensor([TEXTS[0][:9]])).logits[0]
+    assert float((logits.float() - exact).norm() / exact.norm()) < 0.05

@@ -1,0 +1,84 @@
+"""Configuration: checked when it is made; an option without effect, or unknown, is an error with a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from foredraft.config import EngineConfig, SpeculativeConfig
+from foredraft.errors import InvalidOptionError
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "ngrams"}, "method='ngrams' is not one of none, ngram, draft_model; did you mean 'ngram'"),
+        ({"acceptance_rule": "blocks"}, "acceptance_rule='blocks' is not one of auto.*did you mean 'block'"),
+        ({"num_speculative_tokens": 65}, r"num_speculative_tokens=65 is outside \[0, 64\]; 0 is plain decoding"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens=-1 is outside"),
+        ({"prompt_lookup_min": 0}, "prompt_lookup_min=0 must be at least 1 and at most prompt_lookup_max=4"),
+        ({"prompt_lookup_min": 3, "prompt_lookup_max": 2}, "prompt_lookup_min=3 .* at most prompt_lookup_max=2"),
+        ({"method": "draft_model"}, "method 'draft_model' needs model=: a folder, hub id or short name"),
+        ({"method": "ngram", "model": "x"}, "model='x' has no effect with method 'ngram'; leave it out"),
+        ({"acceptance_rule": "typical"}, "changes the output's distribution; pass allow_lossy=True"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_remedy(options, message):
+    """Value, limit, what to do instead."""
+    with pytest.raises(InvalidOptionError, match=message):
+        SpeculativeConfig(**options)
+
+
+@pytest.mark.parametrize(("method", "default"), [("none", 0), ("ngram", 7), ("draft_model", 4)])
+def test_each_method_has_its_own_default_length(method, default):
+    """0 is a length too, and not taken for a missing one."""
+    options = {"method": method} | ({"model": "x"} if method == "draft_model" else {})
+    assert SpeculativeConfig(**options).max_draft_tokens == default
+    assert SpeculativeConfig(**options, num_speculative_tokens=0).max_draft_tokens == 0
+    assert SpeculativeConfig(**options, num_speculative_tokens=64).max_draft_tokens == 64
+
+
+def test_from_options_takes_a_mapping_an_object_or_nothing():
+    """An unknown name gets the nearest."""
+    config = SpeculativeConfig(method="ngram")
+    assert SpeculativeConfig.from_options({"method": "ngram"}) == config
+    assert SpeculativeConfig.from_options(config) is config
+    assert SpeculativeConfig.from_options(None) == SpeculativeConfig()
+    with pytest.raises(InvalidOptionError, match="did you mean 'num_speculative_tokens'"):
+        SpeculativeConfig.from_options({"num_speculative_token": 3})
+
+
+def test_only_typical_is_lossy():
+    """It needs to be allowed by name."""
+    assert SpeculativeConfig(acceptance_rule="typical", allow_lossy=True).is_lossy
+    assert not SpeculativeConfig(allow_lossy=True).is_lossy
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"numerics": "fats"}, "numerics='fats' is not one of invariant, fast; did you mean 'fast'"),
+        ({"max_model_len": 0}, "max_model_len=0 is below 1; use a positive number"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0 is below 1"),
+        ({"max_num_batched_tokens": -5}, "max_num_batched_tokens=-5 is below 1"),
+        ({"num_threads": 0}, "num_threads=0 is below 1"),
+    ],
+)
+def test_engine_options_are_checked(options, message):
+    """Before anything is loaded."""
+    with pytest.raises(InvalidOptionError, match=message):
+        EngineConfig(model="x", **options)
+
+
+def test_an_unknown_engine_option_names_the_nearest():
+    """As passed to LLM."""
+    with pytest.raises(InvalidOptionError, match="LLM has no option 'max_model_length'; did you mean 'max_model_len'"):
+        EngineConfig.from_options({"model": "x", "max_model_length": 5})
+
+
+def test_configurations_are_frozen():
+    """Nothing changes after the check."""
+    for config in (SpeculativeConfig(), EngineConfig(model="x")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            config.model = "y"  # type: ignore[misc]
