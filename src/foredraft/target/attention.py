@@ -7,7 +7,7 @@ path; anything unknown is refused by name.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -108,6 +108,9 @@ def attend(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Write the pass's keys and values into the slots and attend; returns ``[T, query_heads, value_dim]``."""
+    if torch.compiler.is_compiling():  # the operator of ``compiled`` calls this function again, with the pass
+        hidden = torch.ops.foredraft.attend
+        return cast(Tensor, hidden(query_THD, key_THD, value_THD, layer, scaling, softcap, window, sinks))
     layout.slots.write(layer, layout.write_index, key_THD.flatten(1), value_THD.flatten(1))
     if layout.native is not None and runs_native(query_THD, value_THD):
         return native_attention(layer, query_THD, layout, scaling, softcap, window, sinks)

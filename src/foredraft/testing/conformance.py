@@ -49,7 +49,7 @@ MODES: dict[str, dict[str, Any]] = {
     "top-k": {"top_k": 4},
     "top-p": {"top_p": 0.7, "temperature": 1.3},
     "min-p": {"min_p": 0.1},
-    "penalties": {"presence_penalty": 0.5, "repetition_penalty": 1.1, "logit_bias": {5: 1.0}},
+    "penalties": {"presence_penalty": 0.2, "repetition_penalty": 1.03, "logit_bias": {5: 1.0}},
 }
 LOSSLESS_RULES = tuple(rule for rule in ACCEPTANCE_RULES if rule != "typical")
 

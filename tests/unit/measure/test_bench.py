@@ -7,6 +7,7 @@ import pytest
 
 from foredraft.errors import InvalidOptionError
 from foredraft.measure import bench
+from foredraft.measure.batches import measure_batches
 from foredraft.measure.document import document
 from foredraft.measure.options import BenchOptions
 from foredraft.measure.tables import grids, headline
@@ -175,6 +176,34 @@ def test_an_interruption_leaves_what_was_measured(monkeypatch, after):
     assert bool(results) == (after > 6)
     assert all(result.num_tokens for result in results)
     assert len(cells[0].results()) == min(6, max(0, after - 6))
+
+
+def test_of_several_prompts_those_that_were_done_count_in_the_first_round_only(monkeypatch):
+    """The code cell takes 12 runs; of the story's two prompts, two arms finish one after six warm-ups."""
+    runs = itertools.count()
+
+    def on_run():
+        if next(runs) == 20:
+            raise KeyboardInterrupt
+
+    cells, _ = run_scripted(monkeypatch, scripted_arms(on_run=on_run), repeats=2)
+    assert [(result.method, result.num_prompts) for result in cells[1].results()] == [("none", 1), ("ngram", 1)]
+
+
+def test_a_batch_counts_the_rows_that_get_their_tokens_every_time():
+    class Batching(ScriptedArm):
+        def run_together(self, prompts, *, temperature, seed, max_tokens):
+            rows = [self.run(p, temperature=temperature, seed=seed, max_tokens=max_tokens).token_ids for p in prompts]
+            if next(batches) == 1:
+                rows[1] = [0, *rows[1][1:]]
+            return rows, 4.0
+
+    batches = itertools.count()
+    found = []
+    options = BenchOptions(model="m", max_tokens=8, temperatures=(0.0,), batch_sizes=(2, 3), repeats=3)
+    measure_batches(options, [Batching("foredraft", "none")], [[10], [20], [30]], found.append, lambda *_: None)
+    assert [(each.batch_size, each.num_identical, each.tokens_per_s) for each in found] == [(2, 1, 4.0), (3, 3, 6.0)]
+    assert {each.alone_tokens_per_s for each in found} == {4.0}
 
 
 def test_ctrl_c_ends_a_benchmark_with_its_result(monkeypatch, model_folder):

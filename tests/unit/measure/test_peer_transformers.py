@@ -69,6 +69,10 @@ def test_an_end_token_does_not_end_a_run(peer, prompt, model_folder, tmp_path):
     for method in ("none", "ngram", "draft_model"):
         run = TransformersArm(ending, method, None).run(prompt, temperature=0.0, seed=0, max_tokens=MAX_TOKENS)
         assert run.token_ids == said
+    llm = LLM(str(folder), numerics="fast")
+    assert said[1] in llm.engine.eos_token_ids
+    ours = ForedraftArm(llm, SpeculativeConfig(method="ngram"), PassCounter())
+    assert ours.run(prompt, temperature=0.0, seed=0, max_tokens=MAX_TOKENS).token_ids == said
 
 
 def test_a_seed_repeats_a_sample(peer, prompt):

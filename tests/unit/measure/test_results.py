@@ -17,7 +17,7 @@ def summarise(rounds, plain, method="ngram", engine="foredraft", prompt="code", 
 
 
 def test_figures_of_three_rounds_are_medians_and_the_split_is_of_one_of_them():
-    rounds = [[made_up_run(range(12), total_s=s, first_s=s / 4, width=3)] for s in (3.0, 2.0, 6.0)]
+    rounds = [[made_up_run(range(12), total_s=s, first_s=s / 4, width=3)] for s in (2.0, 3.0, 6.0)]
     result = summarise(rounds, rounds)
     assert result.tokens_per_s == pytest.approx(12 / 3)
     assert result.decode_tokens_per_s == pytest.approx(8 / (3 * 0.75))  # the first delivery has four tokens

@@ -110,34 +110,16 @@ def test_a_growing_cache_keeps_the_text():
     assert target.slots.capacity >= 1016
 
 
-@pytest.mark.parametrize("width", [2, 20, LONG_ROW])
-@pytest.mark.parametrize(
-    "long_len",
-    [
-        pytest.param(
-            508,
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=RuntimeError,
-                reason="layout.build_layout reserves for each row by itself; a segment reads its longest row's keys "
-                "plus the queries of its widest one",
-            ),
-        ),
-        400,
-    ],
-)
-def test_a_long_text_beside_a_wide_row(width: int, long_len: int):
-    """The wide row needs more queries, the long one more keys: the segment of both reads as many as both ask for."""
+@pytest.mark.parametrize(("cached", "width"), [(510, 3), (510, LONG_ROW), (500, 20), (400, 32)])
+def test_a_long_text_beside_a_wide_row(cached: int, width: int):
+    """The segment of both reads the keys of the longer one for the queries of the wider one: beyond 512 here."""
     model = tiny_model(0, max_position_embeddings=1100)
     target = target_for(model)
     opened(target, 2)
     text = [(11 * i * i + i) % 64 for i in range(512)]
-    target.prefill(0, text[: long_len + 2 - (width == 2)])
-    at = target.slots.length(0)
-    if width == 2:
-        width = 512 - at + 1
-    logits = target.forward([PassRow(0, text[at : at + 1], 1), PassRow(1, TEXTS[1][:width], 1)])
-    assert torch.allclose(logits[0], last_logits(model, text[: at + 1]), atol=2e-4)
+    target.prefill(0, text[:cached])
+    logits = target.forward([PassRow(0, text[cached : cached + 1], 1), PassRow(1, TEXTS[1][:width], 1)])
+    assert torch.allclose(logits[0], last_logits(model, text[: cached + 1]), atol=2e-4)
     assert torch.allclose(logits[1], last_logits(model, TEXTS[1][:width]), atol=2e-4)
 
 
@@ -161,4 +143,4 @@ def test_logits_are_in_the_dtype_of_the_model(tiny: Any):
     assert target.slots.dtype == torch.bfloat16
     with torch.inference_mode():
         exact = tiny(input_ids=torch.tensor([TEXTS[0][:9]])).logits[0]
-    assert float((logits.float() - exact).norm() / exact.norm()) < 0.05
+    assert float((logits.float() - exact).norm() / exact.norm()) < 0.1
