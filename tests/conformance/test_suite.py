@@ -12,7 +12,7 @@ from foredraft.drafters import Drafter, DraftRow
 from foredraft.drafters.base import chain_draft
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.ngram import NGramDrafter, NGramIndex
-from foredraft.sampling import Stream, sample_inverse_cdf, uniform
+from foredraft.sampling import Stream, round_position, sample_inverse_cdf, uniform
 from foredraft.target.forward import TargetModel
 from foredraft.testing import (
     MakeDrafter,
@@ -108,7 +108,7 @@ def test_faults_of_state(make: MakeDrafter, message: str):
 
 
 class TableDrafter(Drafter):
-    """Draws one token from a fixed law by the number that ``key`` gives, and reports ``reported`` as its law."""
+    """Draws one token from a fixed law, whatever the text, and reports ``reported`` as that law."""
 
     stochastic = True
     law = torch.tensor([0.3, 0.1, 0.6] + [0.0] * 61)
@@ -120,17 +120,13 @@ class TableDrafter(Drafter):
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         tokens: list[list[int]] = []
         for row in rows:
-            number = uniform(row.noise_seed, self._stream, self.key(len(row.token_ids)))
+            key = round_position(len(row.token_ids), 0)
+            number = uniform(row.noise_seed, self._stream, key)
             drawn = int(sample_inverse_cdf(self.law[None], torch.tensor([number], dtype=torch.float64)))
             dropped = self._peeks and drawn == 2
             tokens.append([drawn] if row.num_draft_tokens and not dropped else [])
         width = max(map(len, tokens))
         return chain_draft(tokens, self._reported.expand(len(rows), width, -1))
-
-    def key(self, position: int) -> int:
-        from foredraft.sampling import round_position
-
-        return round_position(position, 0)
 
 
 def test_a_drawn_draft_that_says_what_it_was_drawn_from_is_exact():
