@@ -212,7 +212,8 @@ def _rounds(result: BenchResult) -> str:
     """How many rounds the medians are of, and why not more."""
     wanted = result.options.repeats
     rounds = sorted({arm.repeats for arm in result.arms if arm.method == "none"}) or [wanted]
-    text = f"Medians of {' to '.join(map(str, sorted({rounds[0], rounds[-1]})))} rounds"
+    counts = " to ".join(map(str, sorted({rounds[0], rounds[-1]})))
+    text = "One round" if counts == "1" else f"Medians of {counts} rounds"
     if rounds[0] < wanted and not result.interrupted:
         text += f" ({wanted} would have taken more than {result.options.time_limit_s:g} s)"
     return text + "."
