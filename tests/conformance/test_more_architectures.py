@@ -97,23 +97,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "doge": (lambda: tf.DogeConfig(**GROUPED), "DogeForCausalLM"),
 }  # fmt: skip
-KNOWN_FAULTS = {
-    "glm4, positions on half of a head": "a candidate of the lowering raises where it should be passed over",
-    "bert, looks ahead": "is_causal=False is taken for harmless: the output is wrong",
-    "gemma 3, looks ahead": "is_causal=False of the module is not looked at: the output is wrong",
-    "stablelm": "TypeError: no layout reaches its attention",
-    "nemotron": "TypeError: no layout reaches its attention",
-    "bloom": "ValueError of its own over the ready-made mask",
-    "falcon with alibi": "ValueError of its own over the ready-made mask",
-    "xglm": "ValueError of its own over the ready-made mask",
-    "doge": "TypeError: it calls attention in another way",
-}
-
-
-def known(name: str) -> Any:
-    """A parameter, marked if it shows a fault that is known."""
-    reason = KNOWN_FAULTS.get(name)
-    return pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=reason) if reason else ())
 
 
 def make_model(config: Any) -> Any:
@@ -121,7 +104,7 @@ def make_model(config: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [known(name) for name in EXACT])
+@pytest.mark.parametrize("name", EXACT)
 def test_output_equals_generate(name: str):
     """Ragged rows with n-gram drafts and with half-right ones, across the window where there is one."""
     model = make_model(EXACT[name]())
@@ -143,7 +126,7 @@ def test_output_equals_generate(name: str):
     )
 
 
-@pytest.mark.parametrize("name", [known(name) for name in REFUSED])
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_run_is_refused_by_name(name: str):
     """An UnsupportedModelError that names the model, not whatever its code raises when it meets our attention."""
     make, message = REFUSED[name]

@@ -109,6 +109,7 @@ def test_ctrl_c_prints_what_the_benchmark_has():
     process = subprocess.Popen(
         [sys.executable, "-c", program, *arguments, "--max-tokens", "8", "--time-limit", "0"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background shell ignores it
     )  # fmt: skip
     assert process.stderr is not None
     while "3 of 1000" not in process.stderr.readline():

@@ -70,15 +70,23 @@ def find_attention(model: nn.Module, device: torch.device) -> list[AttentionCall
     """Run the model once and note each layer's attention call, in the order of layers.
 
     Raises:
-        UnsupportedModelError: a layer index is used twice or left out, so its cache could not be kept.
+        UnsupportedModelError: a layer index is used twice or left out, so its cache could not be kept; a layer
+            looks ahead; or the model does not hand its attention what it is given.
     """
     calls: dict[int, AttentionCall] = {}
+    name, marker = type(model).__name__, object()
 
     def note(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
         layer = int(module.layer_idx)  # type: ignore[arg-type]
+        if options.get("layout") is not marker:
+            raise UnsupportedModelError(
+                f"{name} does not pass extra arguments on to its attention; it is not supported"
+            )
+        if options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+            raise UnsupportedModelError(f"{name} looks ahead in layer {layer}; only causal models can be decoded")
         if layer in calls:
             raise UnsupportedModelError(
-                f"{type(model).__name__} runs the attention of layer {layer} twice a pass; "
+                f"{name} runs the attention of layer {layer} twice a pass; "
                 "models that share key/value caches between layers are not supported"
             )
         calls[layer] = AttentionCall(
@@ -100,7 +108,14 @@ def find_attention(model: nn.Module, device: torch.device) -> list[AttentionCall
                 position_ids=positions,
                 use_cache=False,
                 attention_mask=torch.zeros(1, 1, 1, 1, device=device),
+                layout=marker,
             )
+    except UnsupportedModelError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UnsupportedModelError(
+            f"{name} cannot run with attention from outside ({error}); not supported"
+        ) from error
     finally:
         register_attention()
     layers = sorted(calls)
@@ -132,7 +147,7 @@ def lower(model: nn.Module, calls: list[AttentionCall], slots: KVSlots, native: 
                 continue
             args, kwargs, output = records.pop(id(module))
             for candidate in _candidates(module, by_attention.get(id(module)), native):
-                if _same(candidate(*args, **kwargs), output):
+                if _reproduces(candidate, args, kwargs, output):
                     setattr(parent, name, candidate)
                     report.count(module, True)
                     break
@@ -225,6 +240,13 @@ def _packed_linear(module: nn.Module, native: ctypes.CDLL | None) -> PackedLinea
     if isinstance(module, Conv1D):
         return PackedLinear([module.weight.T], [module.bias], native)
     return None
+
+
+def _reproduces(candidate: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
+    try:
+        return _same(candidate(*args, **kwargs), output)
+    except (RuntimeError, TypeError, ValueError):  # of another shape or kind than the candidate expects
+        return False
 
 
 def _same(ours: Any, theirs: Any, slack: float = 1.0) -> bool:
