@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from foredraft.testing import (
     ScriptedDrafter,
     check_cache,
     check_caches,
+    constant_bigram,
     engine_for,
     last_logits,
     noisy_copy,
@@ -125,6 +127,27 @@ def test_o17_the_draft_models_cache_keeps_up_with_the_text(tiny: Any, tiny_draft
     slow: list[int] = []
     run(slow_engine, [[1, 2, 3]], greedy(150), after_step=lambda _, outs: slow.append(len(outs[0].token_ids) - 1))
     assert accepted == slow
+
+
+def test_o17_a_token_that_was_rejected_may_be_emitted_all_the_same():
+    """Under `typical` the token after a rejection follows the target's own law: here it is often the rejected one."""
+    target, draft = [0.48, 0.48, 0.04], [0.1, 0.1, 0.8]
+    models = [constant_bigram([math.log(p) for p in probs]) for probs in (target, draft)]
+    recorder = RecordingDrafter(DraftModelDrafter(target_for(models[1]), 64))
+    engine = engine_for(models[0], recorder, num_speculative_tokens=3, acceptance_rule="typical", allow_lossy=True)
+    repeated = 0
+
+    def after_step(engine: Engine, outputs: Any) -> None:
+        nonlocal repeated
+        draft = recorder.drafts[-1]
+        for out, tokens, count in zip(outputs, draft.token_ids.tolist(), draft.num_draft_tokens, strict=True):
+            accepted = len(out.token_ids) - 1
+            repeated += accepted < count and tokens[accepted] == out.token_ids[-1]
+        check_caches(engine)
+
+    params = [SamplingParams(seed=i, max_tokens=40) for i in range(10)]
+    run(engine, [[0]] * 10, params, after_step=after_step)
+    assert repeated > 3
 
 
 O18_PROMPTS = ([10], [10, 11], list(range(20, 37)))

@@ -61,11 +61,11 @@ class DraftModelDrafter(Drafter):
         return chain_draft(drafts, self._stack(drawn) if keep_probs else None)
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
-        """Cut the cache back to what the draft model was fed and the target kept."""
+        """Cut the cache back to what the target kept of the tokens fed, all but the last: the next draft feeds it."""
         fed = self._fed.get(sequence_id)
         if fed is None:
             return
-        agreed = _common_prefix(fed, token_ids, self._agreed[sequence_id])
+        agreed = min(_common_prefix(fed, token_ids, self._agreed[sequence_id]), len(token_ids) - 1)
         self.model.slots.truncate(sequence_id, agreed)
         self._agreed[sequence_id] = agreed
         del fed[agreed:]
