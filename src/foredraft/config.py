@@ -11,6 +11,7 @@ from foredraft.errors import InvalidOptionError
 from foredraft.types import check_option_names
 
 METHODS = ("none", "ngram", "draft_model")
+TREE_METHODS = ("draft_model",)
 ACCEPTANCE_RULES = ("auto", "rejection", "block", "coupled", "match", "typical")
 NUMERICS = ("invariant", "fast")
 DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 7, "draft_model": 4}
@@ -22,7 +23,10 @@ class SpeculativeConfig:
 
     Attributes:
         method: ``none``, ``ngram`` (copy what followed the last words before) or ``draft_model``.
-        num_speculative_tokens: most draft tokens of a step; None takes the method's default.
+        num_speculative_tokens: most draft tokens of a step, all nodes of a tree counted; None takes the method's
+            default.
+        tree_width: most children of a token in the draft; 1 drafts chains.
+        tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model.
         model: the draft model, for ``draft_model``: folder, hub id or short name.
         prompt_lookup_max, prompt_lookup_min: longest and shortest suffix that ``ngram`` looks up.
         acceptance_rule: ``auto`` is ``coupled`` for requests with a seed and ``rejection`` for others;
@@ -33,6 +37,8 @@ class SpeculativeConfig:
 
     method: str = "none"
     num_speculative_tokens: int | None = None
+    tree_width: int = 1
+    tree_depth: int | None = None
     model: str | None = None
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 1
@@ -49,6 +55,15 @@ class SpeculativeConfig:
         if not 0 <= self.max_draft_tokens <= 64:
             raise InvalidOptionError(
                 f"num_speculative_tokens={self.num_speculative_tokens} is outside [0, 64]; 0 is plain decoding"
+            )
+        if self.tree_width < 1 or (self.tree_depth is not None and self.tree_depth < 1):
+            raise InvalidOptionError(
+                f"tree_width={self.tree_width} and tree_depth={self.tree_depth} must be at least 1; width 1 is a chain"
+            )
+        if self.tree_width > 1 and self.method not in TREE_METHODS:
+            raise InvalidOptionError(
+                f"tree_width={self.tree_width} has no effect with method {self.method!r}, which drafts chains; "
+                f"methods with trees: {', '.join(TREE_METHODS)}"
             )
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise InvalidOptionError(

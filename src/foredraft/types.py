@@ -135,11 +135,12 @@ class Draft:
 
     Attributes:
         token_ids: ``[B, N]`` int64; entries at and past ``num_draft_tokens`` are padding.
-        parents: ``[B, N]`` int64, index of the node's parent, -1 for children of the last committed
-            token. A chain has parent ``i - 1``.
+        parents: ``[B, N]`` int64, index of the node's parent, which is smaller than its own; -1 for children
+            of the last committed token. A chain has parent ``i - 1``.
         num_draft_tokens: per row; 0 is legal.
-        probs: ``[B, N, V]`` float32, the very tensor the tokens were drawn from, after all filters;
-            None means a deterministic proposal.
+        probs: ``[B, N, V]`` float32, the very tensor the tokens were drawn from, after all filters (a sibling
+            drawn without replacement: without the earlier ones, normalised); None means a deterministic
+            proposal, whose siblings differ.
     """
 
     token_ids: Tensor
@@ -200,7 +201,8 @@ class RequestMetrics:
     """Counts and seconds of one request. Counters are taken from delivered tokens only.
 
     ``num_emitted_tokens == num_accepted_tokens + num_target_passes`` before any cut at a stop; passes of
-    the prompt that emit nothing are not target passes. Seconds are the request's share of each step.
+    the prompt that emit nothing are not target passes. ``drafted_per_position`` counts the drafts that reach a
+    position, of whatever width. Seconds are the request's share of each step.
     """
 
     num_prompt_tokens: int = 0

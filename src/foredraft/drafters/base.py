@@ -33,24 +33,47 @@ class DraftRow:
     sampling_row: Callable[[tuple[int, ...]], SamplingRow]
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedDraft:
+    """A verified draft as the drafter sees it again.
+
+    Attributes:
+        token_ids: the token before the draft, then the draft's.
+        parents: of the draft's tokens, as in :class:`~foredraft.types.Draft`.
+        path: accepted nodes.
+        top_token_ids: ``[len(token_ids), num_top_tokens]``, the target's likeliest tokens behind each, best first.
+    """
+
+    sequence_id: int
+    token_ids: list[int]
+    parents: list[int]
+    path: list[int]
+    top_token_ids: torch.Tensor
+
+
 class Drafter(ABC):
     """Proposes tokens. Capabilities are declared and checked when the engine is built.
 
     Attributes:
         needs_features: wants hidden states of the target.
-        makes_trees: proposals may branch.
+        makes_trees: proposals may branch; ``num_draft_tokens`` is then the number of nodes.
+        num_top_tokens: how many of the target's likeliest tokens ``observe_pass`` is shown at each node.
         stochastic: tokens are drawn, and ``Draft.probs`` says from what.
         rolls_back: its state follows when draft tokens are rejected.
     """
 
     needs_features: ClassVar[bool] = False
-    makes_trees: ClassVar[bool] = False
+    makes_trees: bool = False
+    num_top_tokens: int = 0
     stochastic: ClassVar[bool] = False
     rolls_back: ClassVar[bool] = True
 
     @abstractmethod
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         """Draft for the rows of a step; a row with ``num_draft_tokens`` 0 gets none."""
+
+    def observe_pass(self, judged: JudgedDraft) -> None:
+        """What the target made of a draft; called before ``observe``, if ``num_top_tokens`` is set."""
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
         """A step ended: ``token_ids`` is now the sequence's committed text."""
@@ -66,12 +89,24 @@ def chain_draft(tokens: Sequence[Sequence[int]], probs: torch.Tensor | None = No
         tokens: draft tokens per row.
         probs: ``[B, N, V]`` they were drawn from, or None.
     """
+    return tree_draft(tokens, [range(-1, len(row) - 1) for row in tokens], probs)
+
+
+def tree_draft(
+    tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], probs: torch.Tensor | None = None
+) -> Draft:
+    """A draft of trees, padded to the largest.
+
+    Args:
+        tokens: draft tokens per row, parents before children.
+        parents: per token the index of its parent in the row, -1 for a child of the text.
+        probs: ``[B, N, V]`` they were drawn from, or None.
+    """
     counts = [len(row) for row in tokens]
     width = max(counts, default=0)
-    padded = [[*row, *[0] * (width - len(row))] for row in tokens]
-    return Draft(
-        token_ids=torch.tensor(padded, dtype=torch.int64).view(len(counts), width),
-        parents=torch.arange(-1, width - 1).expand(len(counts), width),
-        num_draft_tokens=counts,
-        probs=probs,
-    )
+
+    def padded(values: Sequence[Sequence[int]]) -> torch.Tensor:
+        filled = [[*row, *[0] * (width - len(row))] for row in values]
+        return torch.tensor(filled, dtype=torch.int64).view(len(counts), width)
+
+    return Draft(token_ids=padded(tokens), parents=padded(parents), num_draft_tokens=counts, probs=probs)

@@ -25,6 +25,7 @@ from foredraft.sampling import (
 )
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow
+from foredraft.target.segments import LONG_ROW
 from foredraft.types import Draft
 
 PREFILL_CHUNK = 512
@@ -58,7 +59,8 @@ class DraftModelDrafter(Drafter):
                 drafts[i].append(token)
                 drawn[i].append(probs)
             active = [i for i in active if len(drafts[i]) < self._room(rows[i])]
-        return chain_draft(drafts, self._stack(drawn) if keep_probs else None)
+        width = max(map(len, drafts), default=0)
+        return chain_draft(drafts, self._stack(drawn, width) if keep_probs else None)
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
         """Cut the cache back to what the target kept of the tokens fed, all but the last: the next draft feeds it."""
@@ -83,14 +85,14 @@ class DraftModelDrafter(Drafter):
         return max(0, min(row.num_draft_tokens, self.model.max_model_len - len(row.token_ids)))
 
     def _catch_up(self, row: DraftRow) -> None:
-        """Feed the committed tokens that the cache lacks, all but the last of them."""
+        """Open a slot; feed a long text, all but its last token; a short one goes with the draft's first pass."""
         if row.sequence_id not in self._fed:
             self.model.slots.open(row.sequence_id)
             self._fed[row.sequence_id] = []
             self._agreed[row.sequence_id] = 0
         fed = self._fed[row.sequence_id]
         missing = row.token_ids[len(fed) : -1]
-        if len(missing) > 1:
+        if len(missing) > LONG_ROW:
             self.model.prefill(row.sequence_id, missing, PREFILL_CHUNK)
             fed.extend(missing)
 
@@ -134,8 +136,8 @@ class DraftModelDrafter(Drafter):
             out.append((i, int(token), probs[at]))
         return out
 
-    def _stack(self, drawn: list[list[Tensor]]) -> Tensor:
-        width = max(map(len, drawn), default=0)
+    def _stack(self, drawn: list[list[Tensor]], width: int) -> Tensor:
+        """``[B, width, V]``; zeros where nothing was drawn."""
         stacked = torch.zeros(len(drawn), width, self.vocab_size)
         for i, row in enumerate(drawn):
             for j, probs in enumerate(row):

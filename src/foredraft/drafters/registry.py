@@ -8,6 +8,7 @@ from typing import Any
 from foredraft.config import EngineConfig, SpeculativeConfig
 from foredraft.drafters.base import Drafter
 from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.draft_tree import DraftTreeDrafter
 from foredraft.drafters.ngram import NGramDrafter
 from foredraft.drafters.none import NoDrafter
 from foredraft.drafters.vocabulary import check_same_vocabulary
@@ -21,7 +22,10 @@ def _draft_model(speculative: SpeculativeConfig, config: EngineConfig, target: T
     assert speculative.model is not None
     draft, loaded = load_target(speculative.model, config)
     check_same_vocabulary(tokenizer, loaded.tokenizer, target.vocab_size, draft.vocab_size, speculative.model)
-    return DraftModelDrafter(draft, target.vocab_size)
+    if speculative.tree_width == 1:
+        return DraftModelDrafter(draft, target.vocab_size)
+    depth = speculative.tree_depth or max(2, speculative.max_draft_tokens // speculative.tree_width)
+    return DraftTreeDrafter(draft, target.vocab_size, speculative.tree_width, depth)
 
 
 DRAFTERS: dict[str, Build] = {

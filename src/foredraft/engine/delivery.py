@@ -19,14 +19,15 @@ from foredraft.types import Draft, FinishReason, StepOutput, Verdict
 def deliver(sequences: Seq[Sequence], draft: Draft, verdicts: Seq[Verdict], logits_MV: Tensor) -> list[StepOutput]:
     """Append the emitted tokens to their sequences, up to the first stop."""
     outputs, first = [], 0
-    for sequence, count, verdict in zip(sequences, draft.num_draft_tokens, verdicts, strict=True):
+    for i, (sequence, verdict) in enumerate(zip(sequences, verdicts, strict=True)):
+        count = draft.num_draft_tokens[i]
         tokens = _keep(sequence, verdict.token_ids)
         logprobs = None
         if sequence.request.params.logprobs is not None:
-            rows = logits_MV[first : first + len(tokens)]
+            rows = logits_MV[[first, *(first + 1 + node for node in verdict.path)][: len(tokens)]]
             logprobs = top_logprobs(rows, torch.tensor(tokens, device=rows.device), sequence.request.params.logprobs)
             sequence.logprobs += logprobs
-        _count(sequence, count, verdict, len(tokens))
+        _count(sequence, draft.parents[i, :count].tolist(), verdict, len(tokens))
         finished = sequence.finish_reason is not None
         text = sequence.detokenizer.take(finished)
         outputs.append(
@@ -70,19 +71,22 @@ def _finish(sequence: Sequence, reason: FinishReason, stop_reason: int | str | N
     sequence.detokenizer.finish()
 
 
-def _count(sequence: Sequence, num_draft_tokens: int, verdict: Verdict, num_kept: int) -> None:
+def _count(sequence: Sequence, parents: list[int], verdict: Verdict, num_kept: int) -> None:
     """Counters from delivered tokens: an accepted token behind a stop counts nowhere."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 1)
     metrics = sequence.metrics
     accepted = min(verdict.num_accepted_tokens, num_kept)
     metrics.num_target_passes += 1
     metrics.num_emitted_tokens += num_kept
     metrics.num_accepted_tokens += accepted
-    if num_draft_tokens:
+    if parents:
         metrics.num_drafts += 1
-        metrics.num_draft_tokens += num_draft_tokens
-        missing = num_draft_tokens - len(metrics.drafted_per_position)
+        metrics.num_draft_tokens += len(parents)
+        missing = max(depths) - len(metrics.drafted_per_position)
         metrics.drafted_per_position += [0] * missing
         metrics.accepted_per_position += [0] * missing
-        for i in range(num_draft_tokens):
+        for i in range(max(depths)):
             metrics.drafted_per_position[i] += 1
             metrics.accepted_per_position[i] += i < accepted

@@ -7,8 +7,10 @@ import secrets
 import time
 from typing import Any
 
+from torch import Tensor
+
 from foredraft.config import SpeculativeConfig
-from foredraft.drafters import Drafter, DraftRow
+from foredraft.drafters import Drafter, DraftRow, JudgedDraft
 from foredraft.engine.delivery import deliver
 from foredraft.engine.detokenize import Detokenizer
 from foredraft.engine.scheduler import ScheduledRow, Scheduler
@@ -50,7 +52,7 @@ class Engine:
         max_num_batched_tokens: int = 1024,
         contract: str = "unchecked",
     ):
-        _check_capabilities(drafter, target)
+        _check_capabilities(drafter, target, config.acceptance_rule)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids, self.contract = eos_token_ids, contract
         self.config = config
@@ -120,6 +122,7 @@ class Engine:
         logits = self.target.forward(self._pass_rows(rows, draft))
         passed = time.perf_counter()
         verdicts = self.verifier.verify(complete, draft, logits)
+        self._show(complete, draft, verdicts, logits)
         verified = time.perf_counter()
         self._commit(rows, verdicts)
         outputs = deliver(complete, draft, verdicts, logits)
@@ -148,14 +151,15 @@ class Engine:
 
     def _pass_rows(self, rows: list[Row], draft: Draft) -> list[PassRow]:
         """The tokens that each row feeds: its pending ones and, if that completes it, its draft."""
-        drafted = iter(zip(draft.token_ids.tolist(), draft.num_draft_tokens, strict=True))
+        drafted = iter(zip(draft.token_ids.tolist(), draft.parents.tolist(), draft.num_draft_tokens, strict=True))
         passes = []
         for row in rows:
             start = self.target.slots.length(row.sequence.sequence_id)
             tokens = row.sequence.token_ids[start : start + row.num_tokens]
             if row.completes:
-                draft_ids, count = next(drafted)
-                passes.append(PassRow(row.sequence.sequence_id, tokens + draft_ids[:count], count + 1))
+                draft_ids, parents, count = next(drafted)
+                tokens += draft_ids[:count]
+                passes.append(PassRow(row.sequence.sequence_id, tokens, count + 1, parents[:count]))
             else:
                 passes.append(PassRow(row.sequence.sequence_id, tokens, 0))
         return passes
@@ -164,8 +168,20 @@ class Engine:
         """Keep the cache entries of the fed tokens and of the accepted drafts; all else is scratch."""
         verdict = iter(verdicts)
         for row in rows:
-            kept = next(verdict).num_accepted_tokens if row.completes else 0
-            self.target.slots.commit(row.sequence.sequence_id, row.num_tokens + kept)
+            path = next(verdict).path if row.completes else ()
+            self.target.slots.commit(row.sequence.sequence_id, row.num_tokens, path)
+
+    def _show(self, sequences: list[Sequence], draft: Draft, verdicts: list[Verdict], logits: Tensor) -> None:
+        """Let the drafter see what the target found likely behind every token of the draft."""
+        if not self.drafter.num_top_tokens:
+            return
+        tops = logits.topk(self.drafter.num_top_tokens, dim=-1).indices
+        each = tops.split([count + 1 for count in draft.num_draft_tokens])
+        for i, (sequence, verdict, top) in enumerate(zip(sequences, verdicts, each, strict=True)):
+            count = draft.num_draft_tokens[i]
+            tokens = [sequence.token_ids[-1], *draft.token_ids[i, :count].tolist()]
+            parents = draft.parents[i, :count].tolist()
+            self.drafter.observe_pass(JudgedDraft(sequence.sequence_id, tokens, parents, verdict.path, top))
 
     def _retire(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -193,10 +209,14 @@ class Engine:
                 metrics.first_token_s = now - row.sequence.arrived_s
 
 
-def _check_capabilities(drafter: Drafter, target: TargetModel) -> None:
+def _check_capabilities(drafter: Drafter, target: TargetModel, rule: str) -> None:
+    if drafter.makes_trees and rule == "block":
+        raise IncompatibleDrafterError(
+            f"acceptance_rule 'block' judges chains and {type(drafter).__name__} makes trees; "
+            "use 'rejection' or 'auto', or tree_width=1"
+        )
     wants = {
         "hidden states of the target": drafter.needs_features,
-        "verification of trees": drafter.makes_trees,
         "verification without rollback": not drafter.rolls_back,
     }
     for what, wanted in wants.items():

@@ -60,7 +60,7 @@ class LLM:
             eos_token_ids=self.loaded.eos_token_ids,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
-            contract=self.numerics.contract,
+            contract=self.numerics.for_drafts(drafter.makes_trees),
         )
         self._ids = itertools.count()
 

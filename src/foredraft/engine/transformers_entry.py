@@ -24,7 +24,7 @@ from foredraft.drafters import make_drafter
 from foredraft.engine.engine import Engine
 from foredraft.errors import InvalidOptionError, RequestError
 from foredraft.target.forward import TargetModel
-from foredraft.target.selfcheck import settle_numerics
+from foredraft.target.selfcheck import Numerics, settle_numerics
 from foredraft.types import Request, SamplingParams
 
 _HONOURED: dict[type, Callable[[Any, int], dict[str, Any]]] = {
@@ -49,7 +49,7 @@ class TransformersGenerate:
     """
 
     def __init__(self) -> None:
-        self._targets: weakref.WeakKeyDictionary[nn.Module, tuple[int, TargetModel, str]]
+        self._targets: weakref.WeakKeyDictionary[nn.Module, tuple[int, TargetModel, Numerics]]
         self._targets = weakref.WeakKeyDictionary()
 
     def __call__(
@@ -82,14 +82,15 @@ class TransformersGenerate:
         config = SpeculativeConfig.from_options(
             {"method": "ngram"} if speculative_config is None else speculative_config
         )
-        target, contract = self._target(model)
+        target, numerics = self._target(model)
         engine_config = EngineConfig(model=model.config._name_or_path or type(model).__name__)
         eos = generation_config._eos_token_tensor
+        drafter = make_drafter(config, engine_config, target, None)
         engine = Engine(
             target,
-            make_drafter(config, engine_config, target, None),
+            drafter,
             config,
-            contract=contract,
+            contract=numerics.for_drafts(drafter.makes_trees),
             eos_token_ids=() if eos is None else tuple(eos.reshape(-1).tolist()),
         )
         prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
@@ -110,7 +111,7 @@ class TransformersGenerate:
             return GenerateDecoderOnlyOutput(sequences=out)
         return out
 
-    def _target(self, model: nn.Module) -> tuple[TargetModel, str]:
+    def _target(self, model: nn.Module) -> tuple[TargetModel, Numerics]:
         weights = hash(tuple((p.data_ptr(), p._version) for p in model.parameters()))
         known = self._targets.get(model)
         if known is None or known[0] != weights:
@@ -120,7 +121,7 @@ class TransformersGenerate:
             length = getattr(config.get_text_config(), "max_position_embeddings", None) or 2048
             target = TargetModel(clone, length)
             numerics = settle_numerics(target, _fingerprint(model), EngineConfig(model=type(model).__name__))
-            known = self._targets[model] = (weights, target, numerics.contract)
+            known = self._targets[model] = (weights, target, numerics)
         return known[1], known[2]
 
 

@@ -174,15 +174,16 @@ def exact_length_params(temperature: float, seed: int, max_tokens: int) -> Sampl
 def engine_of(llm: LLM, config: SpeculativeConfig) -> Engine:
     """Another engine on the target of ``llm``, with another drafter. The two must not run at the same time."""
     target = llm.engine.target
+    drafter = make_drafter(config, llm.config, target, llm.tokenizer)
     return Engine(
         target,
-        make_drafter(config, llm.config, target, llm.tokenizer),
+        drafter,
         config,
         tokenizer=llm.tokenizer,
         eos_token_ids=llm.loaded.eos_token_ids,
         max_num_seqs=llm.config.max_num_seqs,
         max_num_batched_tokens=llm.config.max_num_batched_tokens,
-        contract=llm.numerics.contract,
+        contract=llm.numerics.for_drafts(drafter.makes_trees),
     )
 
 

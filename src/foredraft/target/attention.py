@@ -16,7 +16,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from foredraft.errors import UnsupportedModelError
-from foredraft.target.layout import PassLayout, Segment
+from foredraft.target.layout import PassLayout
+from foredraft.target.segments import Segment
 
 ATTENTION_NAME = "foredraft"
 _HARMLESS = {
@@ -151,9 +152,9 @@ def native_attention(
     out = torch.empty(query_THD.shape, dtype=query_THD.dtype)
     layout.native.foredraft_attention_bf16(  # type: ignore[union-attr]
         query_THD.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), layout.rows.data_ptr(),
-        None if sinks is None else sinks.data_ptr(), len(layout.rows), query_THD.stride(0), keys.stride(0),
-        query_THD.shape[1], keys.shape[2], keys.shape[3], window or 0, scaling, softcap or 0.0,
-        torch.get_num_threads(),
+        layout.positions.data_ptr(), layout.paths.data_ptr(), None if sinks is None else sinks.data_ptr(),
+        len(layout.rows), layout.paths.shape[1], query_THD.stride(0), keys.stride(0), query_THD.shape[1],
+        keys.shape[2], keys.shape[3], window or 0, scaling, softcap or 0.0, torch.get_num_threads(),
     )  # fmt: skip
     return out
 

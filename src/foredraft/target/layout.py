@@ -1,26 +1,29 @@
 """How the rows of one pass lie in the flat token axis, and what attention needs to know of them.
 
-All rows of a pass are laid end to end in one sequence of T tokens, so linear layers do no padding. Attention
-works on segments: runs of neighbouring slots, padded to one query length.
+All rows of a pass are laid end to end in one sequence of T tokens, so linear layers do no padding.
 
     tokens    [ r0 r0 | r1 | r2 r2 r2 | prompt prompt prompt ... ]
-    segments  [  slots 0..2, query length 3  ][ slot 3 alone     ]
+
+A draft that branches lies in the slot node by node behind the pending tokens. A node's position is that of its
+depth, shared by all nodes of the depth; it attends to the text before the tree and to its own ancestors.
+
+    pending a | draft b, c (children of a), d (child of b)
+    place     10 | 11 12 13
+    position  10 | 11 11 12
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from foredraft.target.segments import LaidRow, Segment, build_segments, most_keys, runs
 from foredraft.target.slots import KVSlots
-
-LONG_ROW = 32
-"""Rows with more tokens than this (prompts) get a segment of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,52 +52,25 @@ class PassShape:
 
 @dataclass(frozen=True, slots=True)
 class PassRow:
-    """One sequence's part of a pass: its next tokens, and for how many of the last ones logits are wanted."""
+    """One sequence's part of a pass: its next tokens, and for how many of the last ones logits are wanted.
+
+    ``parents`` says that the last ``len(parents)`` tokens are a tree: of each the index of its parent among them, a
+    smaller one, or -1 for a child of the token before the tree.
+    """
 
     sequence_id: int
     token_ids: list[int]
     num_logits: int
-
-
-@dataclass(slots=True)
-class Segment:
-    """A run of slots that attention handles at once.
-
-    ``gather`` maps ``[rows * num_queries]`` padded places to tokens, ``scatter`` maps the segment's tokens
-    back; both are None where nothing is padded.
-    """
-
-    first_slot: int
-    num_rows: int
-    first_token: int
-    last_token: int
-    num_queries: int
-    num_keys: int
-    query_positions: Tensor
-    gather: Tensor | None
-    scatter: Tensor | None
-    masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
-
-    def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
-        """Additive mask ``[rows, 1, num_queries * group, num_keys]``: 0 where a query may look, else -inf."""
-        key = (window, group, dtype)
-        if key not in self.masks:
-            keys = torch.arange(self.num_keys, device=self.query_positions.device)
-            queries = self.query_positions[:, None, :, None, None]
-            hidden = keys > queries
-            if window is not None:
-                hidden |= keys <= queries - window
-            mask = torch.zeros((), dtype=dtype, device=keys.device).expand(hidden.shape)
-            mask = mask.masked_fill(hidden, float("-inf")).expand(-1, 1, -1, group, -1)
-            self.masks[key] = mask.reshape(self.num_rows, 1, self.num_queries * group, self.num_keys)
-        return self.masks[key]
+    parents: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class PassLayout:
     """Everything that the layers of one pass share.
 
-    ``rows`` is ``[num_rows, 4]``: first token, number of tokens, slot and position of the first token.
+    ``rows`` is ``[num_rows, 6]``: first token, number of tokens, slot, place of the first token, first position of
+    the draft tree and its first row in ``paths``, or -1 for a chain. ``paths [nodes, depth]`` holds for each node of
+    a tree the places of its ancestors and its own.
     """
 
     slots: KVSlots
@@ -106,20 +82,13 @@ class PassLayout:
     logits_index: Tensor
     num_logits: int
     rows: Tensor
+    paths: Tensor
+    laid: list[LaidRow]
 
     @cached_property
     def segments(self) -> list[Segment]:
         """The runs of slots, for attention by torch's own kernels."""
-        rows = [_Laid(slot, start, [0] * count, first) for first, count, slot, start in self.rows.tolist()]
-        return [_segment(run, self.shape, self.slots.device) for run in _runs(rows)]
-
-
-@dataclass(slots=True)
-class _Laid:
-    slot: int
-    start: int
-    tokens: list[int]
-    offset: int = 0
+        return build_segments(self.laid, self.shape, self.slots.device)
 
 
 def build_layout(
@@ -130,39 +99,26 @@ def build_layout(
     A pass of fewer than ``shape.min_tokens`` tokens is filled up with copies of its last token at the
     positions that follow; they land in scratch space.
     """
-    laid = [_Laid(slots.slot(r.sequence_id), slots.length(r.sequence_id), list(r.token_ids)) for r in rows]
-    in_slot_order = sorted(laid, key=lambda row: row.slot)
-    num_tokens = sum(len(row.tokens) for row in laid)
+    laid = [LaidRow(slots.slot(r.sequence_id), slots.length(r.sequence_id), *_tokens_and_tree(r)) for r in rows]
+    ends = _place(laid, shape.min_tokens)
+    in_order = sorted(laid, key=lambda row: row.slot)
+    slots.reserve(max(shape.num_keys(most_keys(run, shape)) for run in runs(in_order)))
     num_logits = sum(row.num_logits for row in rows)
-    logits: list[int] = []
-    wanted = {id(row): source.num_logits for row, source in zip(laid, rows, strict=True)}
-    if num_tokens < shape.min_tokens:
-        last = in_slot_order[-1]
-        padding = shape.min_tokens - num_tokens
-        last.tokens += [last.tokens[-1]] * padding
-    else:
-        last, padding = None, 0
-    offset = 0
-    for row in in_slot_order:
-        row.offset = offset
-        offset += len(row.tokens)
-    for row in laid:
-        end = row.offset + len(row.tokens) - (padding if row is last else 0)
-        logits += range(end - wanted[id(row)], end)
-    if logits:
-        logits += [logits[-1]] * (shape.min_tokens - num_logits)
-    slots.reserve(max(shape.num_keys(_most_keys(run, shape)) for run in _runs(in_slot_order)))
-
-    capacity, top = slots.capacity, slots.max_len - 1
-    tokens: list[int] = []
-    positions: list[int] = []
-    index: list[int] = []
-    for row in in_slot_order:
-        tokens += row.tokens
-        end = row.start + len(row.tokens)
-        positions += range(row.start, end) if end <= top + 1 else (min(p, top) for p in range(row.start, end))
-        index += range(row.slot * capacity + row.start, row.slot * capacity + end)
+    logits = [i for row, end in zip(rows, ends, strict=True) for i in range(end - row.num_logits, end)]
+    logits += logits[-1:] * (shape.min_tokens - num_logits)
+    top = slots.max_len - 1
+    tokens = [token for row in in_order for token in row.tokens]
+    positions = [min(position, top) for row in in_order for position in row.positions]
+    index = [slots.capacity * row.slot + place for row in in_order for place in row.places]
     flat = torch.tensor([tokens, positions, index], device=slots.device)
+    about: list[list[int]] = []
+    paths: list[list[int]] = []
+    for row in in_order:
+        first_path = len(paths) if row.parents else -1
+        about.append([row.offset, len(row.tokens), row.slot, row.start, row.tree_start, first_path])
+        paths += row.paths
+    depth = max(map(len, paths), default=0)
+    padded = [path + [0] * (depth - len(path)) for path in paths]
     return PassLayout(
         slots=slots,
         shape=shape,
@@ -172,48 +128,25 @@ def build_layout(
         write_index=flat[2],
         logits_index=torch.tensor(logits, dtype=torch.int64, device=slots.device),
         num_logits=num_logits,
-        rows=torch.tensor([[row.offset, len(row.tokens), row.slot, row.start] for row in in_slot_order]),
+        rows=torch.tensor(about),
+        paths=torch.tensor(padded, dtype=torch.int64).reshape(len(paths), depth),
+        laid=in_order,
     )
 
 
-def _runs(rows: list[_Laid]) -> list[list[_Laid]]:
-    runs: list[list[_Laid]] = []
-    for row in rows:
-        short = len(row.tokens) <= LONG_ROW
-        if runs and short and len(runs[-1][-1].tokens) <= LONG_ROW and runs[-1][-1].slot + 1 == row.slot:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return runs
+def _tokens_and_tree(row: PassRow) -> tuple[list[int], list[int]]:
+    """A row's tokens and the parents of its draft; none if they say that it is a chain."""
+    parents = list(row.parents)
+    return list(row.token_ids), [] if parents == list(range(-1, len(parents) - 1)) else parents
 
 
-def _most_keys(run: list[_Laid], shape: PassShape) -> int:
-    """Keys that a run's longest row needs when it is padded to the queries of the widest."""
-    return max(row.start for row in run) + max(shape.min_queries, max(len(row.tokens) for row in run))
-
-
-def _segment(run: list[_Laid], shape: PassShape, device: torch.device) -> Segment:
-    widths = [len(row.tokens) for row in run]
-    num_queries = max(shape.min_queries, max(widths))
-    starts = torch.tensor([row.start for row in run], device=device)
-    gather = scatter = None
-    if any(width != num_queries for width in widths):
-        places: list[int] = []
-        back: list[int] = []
-        for i, row in enumerate(run):
-            width = len(row.tokens)
-            places += range(row.offset, row.offset + width)
-            places += [row.offset + width - 1] * (num_queries - width)
-            back += range(i * num_queries, i * num_queries + width)
-        gather, scatter = torch.tensor(places, device=device), torch.tensor(back, device=device)
-    return Segment(
-        first_slot=run[0].slot,
-        num_rows=len(run),
-        first_token=run[0].offset,
-        last_token=run[-1].offset + widths[-1],
-        num_queries=num_queries,
-        num_keys=shape.num_keys(_most_keys(run, shape)),
-        query_positions=starts[:, None] + torch.arange(num_queries, device=device),
-        gather=gather,
-        scatter=scatter,
-    )
+def _place(laid: list[LaidRow], min_tokens: int) -> list[int]:
+    """Set the rows' offsets, fill up the last one; returns where each row's own tokens end."""
+    offset = 0
+    for row in sorted(laid, key=lambda row: row.slot):
+        row.offset = offset
+        offset += len(row.tokens)
+    ends = [row.offset + len(row.tokens) for row in laid]
+    if offset < min_tokens:
+        max(laid, key=lambda row: row.slot).fill_up(min_tokens - offset)
+    return ends

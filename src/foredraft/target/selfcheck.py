@@ -2,7 +2,8 @@
 
 The check feeds one text in many ways: in passes of every width, alone and among neighbours of other lengths
 (so with more keys than needed), its prompt in chunks. All must give the same logits, bit for bit. Shapes are
-tried from the narrowest up; the answer is kept in the cache folder.
+tried from the narrowest up; the answer is kept in the cache folder. Under the shape that is found the text is also
+fed as one path of a tree with branches that it does not take.
 """
 
 from __future__ import annotations
@@ -46,15 +47,21 @@ class Numerics:
 
     Attributes:
         contract: ``token-identical`` or ``near-tie``.
+        tree_contract: the same for drafts that branch.
         shape: of passes.
         max_difference: largest logit difference that narrower shapes or this one showed, 0 if none did.
         seconds: the check took; 0 when it came from the cache.
     """
 
     contract: str
+    tree_contract: str
     shape: PassShape
     max_difference: float
     seconds: float = 0.0
+
+    def for_drafts(self, are_trees: bool) -> str:
+        """The contract of drafts that are chains, or of those that may branch."""
+        return self.tree_contract if are_trees else self.contract
 
 
 def settle_numerics(target: TargetModel, fingerprint: str, config: EngineConfig) -> Numerics:
@@ -65,7 +72,7 @@ def settle_numerics(target: TargetModel, fingerprint: str, config: EngineConfig)
     """
     if config.numerics == "fast":
         target.shape = FAST
-        return Numerics(NEAR_TIE, FAST, float("nan"))
+        return Numerics(NEAR_TIE, NEAR_TIE, FAST, float("nan"))
     file = cache_folder(config.cache_dir) / "numerics" / f"{_key(target, fingerprint, config)}.json"
     found = _read(file)
     if found is None:
@@ -82,9 +89,20 @@ def find_shape(target: TargetModel) -> Numerics:
     for shape in CANDIDATES:
         difference = largest_difference(target, shape)
         if difference == 0.0:
-            return Numerics(TOKEN_IDENTICAL, shape, worst, time.perf_counter() - started)
+            trees = TOKEN_IDENTICAL if tree_difference(target, shape) == 0.0 else NEAR_TIE
+            return Numerics(TOKEN_IDENTICAL, trees, shape, worst, time.perf_counter() - started)
         worst = max(worst, difference)
-    return Numerics(NEAR_TIE, PassShape(), worst, time.perf_counter() - started)
+    return Numerics(NEAR_TIE, NEAR_TIE, PassShape(), worst, time.perf_counter() - started)
+
+
+def tree_difference(target: TargetModel, shape: PassShape) -> float:
+    """Largest logit difference between a text's end fed as a chain and as one path of a tree, among neighbours."""
+    target.shape = shape
+    worst = 0.0
+    for length in _lengths(target):
+        with _Trial(target, _text(target, length), neighbours=3) as crowd:
+            worst = max(worst, float((crowd.tree() - crowd.tail([_tail_len(target)])).abs().max()))
+    return worst
 
 
 def largest_difference(target: TargetModel, shape: PassShape) -> float:
@@ -163,6 +181,20 @@ class _Trial:
         for sequence in self._ids:
             self._target.slots.close(sequence)
 
+    def tree(self) -> Tensor:
+        """Logits ``[tail, V]`` of the text's end, each of its tokens but the first between two siblings."""
+        first, *others = self._text[self._start :][: self._tail]
+        tokens, parents, at = [first], [], [0]
+        for token in others:
+            parent = at[-1] - 1
+            wrong = [(token + i) % self._target.vocab_size for i in (1, 2)]
+            tokens += [wrong[0], token, wrong[1]]
+            parents += [parent] * 3
+            at.append(len(tokens) - 2)
+        self._target.slots.truncate(self._main, self._start)
+        rows = [PassRow(self._main, tokens, len(tokens), parents), *self._others(0)]
+        return self._target.forward(rows)[at].float()
+
     def tail(self, widths: list[int], chunk: int = 0) -> Tensor:
         """Logits ``[tail, V]`` of the text's end, fed in passes of ``widths``; ``chunk`` feeds the prompt anew."""
         slots = self._target.slots
@@ -174,18 +206,19 @@ class _Trial:
             tokens = self._text[self._start + at : self._start + min(at + width, self._tail)]
             if not tokens:
                 break
-            others = [
-                PassRow(sequence, text[-self._tail * 2 :][: 1 + (step + i) % 3], 1)
-                for i, (sequence, text) in enumerate(
-                    zip((s for s in self._ids if s != self._main), self._neighbours, strict=True)
-                )
-            ]
-            parts.append(
-                self._target.forward([PassRow(self._main, tokens, len(tokens)), *others])[: len(tokens)].float()
-            )
+            rows = [PassRow(self._main, tokens, len(tokens)), *self._others(step)]
+            parts.append(self._target.forward(rows)[: len(tokens)].float())
             slots.commit(self._main, len(tokens))
             at += width
         return torch.cat(parts)
+
+    def _others(self, step: int) -> list[PassRow]:
+        """The neighbours' rows, of other lengths at each step."""
+        ids = [sequence for sequence in self._ids if sequence != self._main]
+        return [
+            PassRow(sequence, text[-self._tail * 2 :][: 1 + (step + i) % 3], 1)
+            for i, (sequence, text) in enumerate(zip(ids, self._neighbours, strict=True))
+        ]
 
 
 def _key(target: TargetModel, fingerprint: str, config: EngineConfig) -> str:
@@ -220,7 +253,7 @@ def _read(file: Path) -> Numerics | None:
         stored: dict[str, Any] = json.loads(file.read_text())
         shape = stored["shape"]
         shape["short_keys"] = tuple(shape["short_keys"])
-        return Numerics(stored["contract"], PassShape(**shape), stored["max_difference"])
+        return Numerics(stored["contract"], stored["tree_contract"], PassShape(**shape), stored["max_difference"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -105,16 +105,25 @@ class KVSlots:
         """Committed tokens of a sequence."""
         return self._lengths[self._slot_of[sequence_id]]
 
-    def commit(self, sequence_id: int, num_tokens: int) -> None:
-        """Keep the next ``num_tokens`` that the last pass wrote."""
+    def commit(self, sequence_id: int, num_tokens: int, path: Sequence[int] = ()) -> None:
+        """Keep the next ``num_tokens`` that the last pass wrote, and of the draft behind them the entries ``path``.
+
+        Args:
+            path: indices of accepted draft tokens, ascending; they are moved up to follow each other.
+        """
         slot = self._slot_of[sequence_id]
-        length = self._lengths[slot] + num_tokens
+        draft_start = self._lengths[slot] + num_tokens
+        length = draft_start + len(path)
         if num_tokens < 0 or length > self.max_len:
             raise ValueError(
-                f"commit of {num_tokens} tokens would give sequence {sequence_id} a length of {length}; "
+                f"commit of {num_tokens} + {len(path)} tokens would give sequence {sequence_id} a length of {length}; "
                 f"it must stay within [{self._lengths[slot]}, {self.max_len}]"
             )
         self._lengths[slot] = length
+        if list(path) != list(range(len(path))):
+            moved = torch.tensor(path, device=self.device) + draft_start
+            for store in (*self.keys, *self.values):
+                store[slot, draft_start:length] = store[slot, moved]
 
     def truncate(self, sequence_id: int, length: int) -> None:
         """Roll a sequence back to ``length`` committed tokens; 0 empties it."""

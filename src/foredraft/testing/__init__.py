@@ -13,6 +13,7 @@ from foredraft.testing.conformance import (
     check_drafter,
     check_interface,
     check_tokens,
+    makes_trees,
 )
 from foredraft.testing.distribution import check_distribution
 from foredraft.testing.drafters import OracleDrafter, RecordingDrafter, ScriptedDrafter
@@ -48,6 +49,7 @@ __all__ = [
     "constant_bigram",
     "engine_for",
     "last_logits",
+    "makes_trees",
     "noisy_copy",
     "random_model",
     "reference",

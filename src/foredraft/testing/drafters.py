@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from foredraft.drafters import Drafter, DraftRow
+from foredraft.drafters import Drafter, DraftRow, JudgedDraft
 from foredraft.drafters.base import chain_draft
 from foredraft.types import Draft
 
@@ -63,6 +63,8 @@ class RecordingDrafter(Drafter):
 
     def __init__(self, inner: Drafter):
         self.inner = inner
+        self.makes_trees = inner.makes_trees
+        self.num_top_tokens = inner.num_top_tokens
         self.rows: list[list[DraftRow]] = []
         self.drafts: list[Draft] = []
 
@@ -73,6 +75,9 @@ class RecordingDrafter(Drafter):
         self.rows.append(list(rows))
         self.drafts.append(draft)
         return draft
+
+    def observe_pass(self, judged: JudgedDraft) -> None:
+        self.inner.observe_pass(judged)
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
         before = list(token_ids)

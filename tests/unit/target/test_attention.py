@@ -10,7 +10,8 @@ from torch import nn
 
 from foredraft.errors import UnsupportedModelError
 from foredraft.target.attention import attend, attention_forward
-from foredraft.target.layout import LONG_ROW, PassRow, PassShape, build_layout
+from foredraft.target.layout import PassRow, PassShape, build_layout
+from foredraft.target.segments import LONG_ROW
 from foredraft.target.slots import KVSlots, LayerShape
 
 HEADS = [(4, 4, 8, 8), (6, 2, 8, 8), (4, 1, 16, 8)]

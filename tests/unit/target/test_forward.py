@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from foredraft.target.forward import TargetModel
-from foredraft.target.layout import LONG_ROW, PassRow, PassShape
+from foredraft.target.layout import PassRow, PassShape
+from foredraft.target.segments import LONG_ROW
 from foredraft.testing import bigram_model, check_cache, last_logits, target_for, tiny_model
 
 TEXTS = [[(7 * i * i + 3 * i + salt) % 64 for i in range(60)] for salt in range(4)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foredraft.target.layout import LONG_ROW, PassRow, PassShape, build_layout
+from foredraft.target.layout import PassRow, PassShape, build_layout
+from foredraft.target.segments import LONG_ROW
 from foredraft.target.slots import GROWTH, KVSlots, LayerShape
 
 NARROW = PassShape(min_tokens=1, min_queries=1)
@@ -30,9 +31,41 @@ def test_ragged_rows_lie_end_to_end_in_the_order_of_slots():
     assert layout.positions.tolist() == [[10, 20, 21, 0, 1, 2]]
     assert layout.logits_index.tolist() == [4, 5, 0, 1, 2]
     assert layout.num_logits == 5
-    assert layout.rows.tolist() == [[0, 1, 0, 10], [1, 2, 1, 20], [3, 3, 2, 0]]
+    assert layout.rows.tolist() == [[0, 1, 0, 10, 11, -1], [1, 2, 1, 20, 22, -1], [3, 3, 2, 0, 3, -1]]
     size = slots.capacity
     assert layout.write_index.tolist() == [10, size + 20, size + 21, 2 * size, 2 * size + 1, 2 * size + 2]
+
+
+def test_nodes_of_a_tree_have_places_of_their_own_and_share_positions():
+    """Two pending tokens and four nodes; the other row is a chain, though it says it with parents."""
+    slots = slots_of(10, 20)
+    rows = [PassRow(0, [1, 2, 3, 4, 5, 6], 5, [-1, -1, 1, 0]), PassRow(1, [7, 8, 9], 3, [-1, 0])]
+    layout = build_layout(rows, slots, PassShape())
+    assert layout.positions.tolist() == [[10, 11, 12, 12, 13, 13, 20, 21, 22]]
+    assert layout.write_index.tolist() == [10, 11, 12, 13, 14, 15, *range(slots.capacity + 20, slots.capacity + 23)]
+    assert layout.logits_index.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert layout.rows.tolist() == [[0, 6, 0, 10, 12, 0], [6, 3, 1, 20, 23, -1]]
+    assert layout.paths.tolist() == [[12, 0], [13, 0], [13, 14], [12, 15]]
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_a_node_sees_the_text_and_its_ancestors(window):
+    """The mask for torch's kernels, beside a row that is a chain and shorter."""
+    rows = [PassRow(0, [1, 2, 3, 4, 5], 4, [-1, -1, 1, 0]), PassRow(1, [7, 8], 1)]
+    (segment,) = build_layout(rows, slots_of(3, 1), PassShape()).segments
+    mask = segment.mask(window, 1, torch.float32)
+    seen = [[i for i, value in enumerate(row) if value == 0] for row in mask[0, 0].tolist()]
+    full = [[0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 5, 6], [0, 1, 2, 3, 4, 7]]
+    near = [[2, 3], [3, 4], [3, 5], [5, 6], [4, 7]]
+    assert seen == (full if window is None else near)
+    chain = [[i for i, value in enumerate(row) if value == 0] for row in mask[1, 0].tolist()]
+    assert chain[:2] == ([[0, 1], [0, 1, 2]] if window is None else [[0, 1], [1, 2]])
+
+
+def test_a_tree_in_a_short_pass_is_filled_up_behind_its_last_node():
+    layout = build_layout([PassRow(0, [1, 2, 3], 3, [-1, -1])], slots_of(3), PassShape(min_tokens=5))
+    assert layout.positions.tolist() == [[3, 4, 4, 5, 6]]
+    assert layout.logits_index.tolist()[:3] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("min_tokens", [1, 2, 4, 8])

@@ -56,6 +56,25 @@ def test_rollback_empties_keeps_and_refuses():
     assert slots.length(4) == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "kept"), [([], [1]), ([0, 1], [1, 5, 6]), ([1], [1, 6]), ([0, 3, 4], [1, 5, 8, 9]), ([2, 4], [1, 7, 9])]
+)
+def test_the_accepted_path_of_a_tree_is_moved_up(path, kept):
+    """One pending token and five nodes, in the second of two slots; later entries overwrite the rest."""
+    slots = KVSlots(SHAPES, torch.float32, CPU, MAX_LEN)
+    slots.open(1)
+    slots.open(2)
+    write(slots, 1, [70, 71])
+    slots.commit(1, 2)
+    write(slots, 2, [1, 5, 6, 7, 8, 9])
+    slots.commit(2, 1, path)
+    assert tags_of(slots, 2) == kept
+    write(slots, 2, [30])
+    slots.commit(2, 1)
+    assert tags_of(slots, 2) == [*kept, 30]
+    assert tags_of(slots, 1) == [70, 71]
+
+
 def test_commit_is_refused_beyond_the_limit():
     """The message has the limit; the length is unchanged."""
     slots = KVSlots(SHAPES, torch.float32, CPU, 10)
