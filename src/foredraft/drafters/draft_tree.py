@@ -85,9 +85,9 @@ class DraftTreeDrafter(DraftModelDrafter):
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         trees = [_Tree(row) for row in rows]
-        growing = [tree for tree in trees if self._room(tree.row)]
+        growing = [tree for tree in trees if self._room(tree.row, tree.row.token_ids)]
         for tree in growing:
-            self._catch_up(tree.row)
+            self._catch_up(tree.row.sequence_id, tree.row.token_ids)
         for _ in range(self.depth):
             growing = [tree for tree in growing if tree.frontier and self._num_left(tree)]
             if growing:
@@ -103,7 +103,7 @@ class DraftTreeDrafter(DraftModelDrafter):
 
     def _num_left(self, tree: _Tree) -> int:
         """Nodes that may still be added; what is not drawn is cut to size at the end."""
-        if max(map(len, map(tree.path, tree.frontier))) >= self._room(tree.row):
+        if max(map(len, map(tree.path, tree.frontier))) >= self._room(tree.row, tree.row.token_ids):
             return 0
         return tree.row.num_draft_tokens - len(tree.token_ids) if tree.is_drawn else self.width * self.width
 
