@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from foredraft.testing import noisy_copy, tiny_model
@@ -43,3 +45,50 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+
+
+@pytest.fixture(scope="session")
+def gemma_tokenizer() -> PreTrainedTokenizerFast:
+    """Sentencepiece as in Gemma: a mark for each space, single bytes for what it does not know, a begin token."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return _with_begin(_train_with_bytes(tokenizer))
+
+
+@pytest.fixture(scope="session")
+def llama_tokenizer() -> PreTrainedTokenizerFast:
+    """Sentencepiece as in Llama 2: every text gets a space before it, which decoding takes off again."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return _with_begin(_train_with_bytes(tokenizer))
+
+
+@pytest.fixture(scope="session")
+def character_tokenizer() -> Callable[[Sequence[str]], PreTrainedTokenizerFast]:
+    """Makes a tokenizer of single characters; the ids are their places."""
+
+    def make(characters: Sequence[str]) -> PreTrainedTokenizerFast:
+        tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(characters)}, []))
+        tokenizer.decoder = decoders.Fuse()
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+    return make
+
+
+def _train_with_bytes(tokenizer: Tokenizer) -> Tokenizer:
+    single_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
+    special = ["<unk>", "<s>", "<|end|>"]
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=[*special, *single_bytes], show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in special]
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def _with_begin(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    begin = ("<s>", tokenizer.token_to_id("<s>"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[begin])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<|end|>", unk_token="<unk>")

@@ -14,6 +14,7 @@ METHODS = ("none", "ngram", "draft_model")
 TREE_METHODS = ("draft_model",)
 ACCEPTANCE_RULES = ("auto", "rejection", "block", "coupled", "match", "typical")
 NUMERICS = ("invariant", "fast")
+HETEROGENEOUS_VOCAB_METHODS = ("tli", "slem")
 DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 7, "draft_model": 4}
 
 
@@ -28,6 +29,10 @@ class SpeculativeConfig:
         tree_width: most children of a token in the draft; 1 drafts chains.
         tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model.
         model: the draft model, for ``draft_model``: folder, hub id or short name.
+        use_heterogeneous_vocab: the draft model has another tokenizer than the target.
+        heterogeneous_vocab_method: ``tli`` drafts tokens that both vocabularies have (token-level intersection),
+            ``slem`` drafts text and has the target's tokenizer cut it (string-level exact match; transformers'
+            universal assisted generation).
         prompt_lookup_max, prompt_lookup_min: longest and shortest suffix that ``ngram`` looks up.
         acceptance_rule: ``auto`` is ``coupled`` for requests with a seed and ``rejection`` for others;
             greedy requests always accept on equality with the target's argmax.
@@ -40,6 +45,8 @@ class SpeculativeConfig:
     tree_width: int = 1
     tree_depth: int | None = None
     model: str | None = None
+    use_heterogeneous_vocab: bool = False
+    heterogeneous_vocab_method: str = "tli"
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 1
     acceptance_rule: str = "auto"
@@ -50,6 +57,7 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
         _check_choice("acceptance_rule", self.acceptance_rule, ACCEPTANCE_RULES)
+        _check_choice("heterogeneous_vocab_method", self.heterogeneous_vocab_method, HETEROGENEOUS_VOCAB_METHODS)
         if self.num_speculative_tokens is None:
             object.__setattr__(self, "num_speculative_tokens", DEFAULT_NUM_SPECULATIVE_TOKENS[self.method])
         if not 0 <= self.max_draft_tokens <= 64:
@@ -74,6 +82,13 @@ class SpeculativeConfig:
             raise InvalidOptionError("method 'draft_model' needs model=: a folder, hub id or short name")
         if self.method != "draft_model" and self.model:
             raise InvalidOptionError(f"model={self.model!r} has no effect with method {self.method!r}; leave it out")
+        if self.method != "draft_model" and self.use_heterogeneous_vocab:
+            raise InvalidOptionError(f"use_heterogeneous_vocab has no effect with method {self.method!r}; leave it out")
+        if self.heterogeneous_vocab_method != "tli" and not self.use_heterogeneous_vocab:
+            raise InvalidOptionError(
+                f"heterogeneous_vocab_method={self.heterogeneous_vocab_method!r} has no effect without "
+                "use_heterogeneous_vocab=True; add it"
+            )
         if self.acceptance_rule == "typical" and not self.allow_lossy:
             raise InvalidOptionError(
                 "acceptance_rule 'typical' changes the output's distribution; pass allow_lossy=True if that is wanted"

@@ -7,6 +7,8 @@ from typing import Any
 
 from foredraft.errors import IncompatibleDrafterError
 
+_REMEDY = "use a draft model of the same family, or the option use_heterogeneous_vocab=True"
+
 
 def check_same_vocabulary(
     target_tokenizer: Any, draft_tokenizer: Any, target_size: int, draft_size: int, draft_name: str
@@ -35,10 +37,10 @@ def check_same_vocabulary(
         if target.get(index) != draft.get(index):
             raise IncompatibleDrafterError(
                 f"draft model {draft_name} has another vocabulary: token id {index} is {draft.get(index)!r} there "
-                f"and {target.get(index)!r} in the target; use a draft model of the same family"
+                f"and {target.get(index)!r} in the target; {_REMEDY}"
             )
     if target_tokenizer.eos_token_id != draft_tokenizer.eos_token_id:
         raise IncompatibleDrafterError(
             f"draft model {draft_name} ends texts with token id {draft_tokenizer.eos_token_id}, the target with "
-            f"{target_tokenizer.eos_token_id}; use a draft model of the same family"
+            f"{target_tokenizer.eos_token_id}; {_REMEDY}"
         )
