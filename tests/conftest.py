@@ -81,9 +81,11 @@ def character_tokenizer() -> Callable[[Sequence[str]], PreTrainedTokenizerFast]:
 def _train_with_bytes(tokenizer: Tokenizer) -> Tokenizer:
     single_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
     special = ["<unk>", "<s>", "<|end|>"]
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")  # so that no token learns two words
     trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=[*special, *single_bytes], show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     content = json.loads(tokenizer.to_str())
+    content["pre_tokenizer"] = None
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in special]
     return Tokenizer.from_str(json.dumps(content))
 

@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from foredraft.errors import IncompatibleDrafterError
 
 _SINGLE_BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -39,7 +41,7 @@ class TokenText:
 
     def __init__(self, tokenizer: Any, vocab_size: int, name: str):
         decoders = _decoders(tokenizer, name)
-        self._tokenizer = tokenizer
+        self._tokenizer = _without_special_tokens(tokenizer)
         special_ids = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         special_ids.update(tokenizer.all_special_ids)
         self.pieces: list[bytes | None] = [None] * vocab_size
@@ -60,8 +62,7 @@ class TokenText:
 
     def encode_start(self, text: str) -> list[int]:
         """The tokens of a text that nothing stands before, without the begin token; no special tokens."""
-        encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        return list(encoded["input_ids"])
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text that follows another: no space is put before it; no special tokens."""
@@ -103,6 +104,21 @@ def shared_special_tokens(source: TokenText, destination: TokenText) -> dict[int
     """Ids of special tokens with those of the same content in another vocabulary."""
     others = destination.special
     return {index: others[content] for content, index in source.special.items() if content in others}
+
+
+def _without_special_tokens(tokenizer: Any) -> Tokenizer:
+    """A second tokenizer on the same vocabulary that takes the names of special tokens for ordinary text.
+
+    The option is a state of the tokenizer, and the caller's may be in use by another thread.
+    """
+    backend = tokenizer.backend_tokenizer
+    twin = Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer"):
+        if getattr(backend, part) is not None:
+            setattr(twin, part, getattr(backend, part))
+    twin.add_tokens([token for _, token in sorted(tokenizer.added_tokens_decoder.items())])
+    twin.encode_special_tokens = True
+    return twin
 
 
 def _by_bytes(text: TokenText) -> dict[bytes, int]:
