@@ -21,6 +21,12 @@ from foredraft.errors import InvalidOptionError
         ({"prompt_lookup_min": 3, "prompt_lookup_max": 2}, "prompt_lookup_min=3 .* at most prompt_lookup_max=2"),
         ({"method": "draft_model"}, "method 'draft_model' needs model=: a folder, hub id or short name"),
         ({"method": "ngram", "model": "x"}, "model='x' has no effect with method 'ngram'; leave it out"),
+        ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab has no effect with method 'none'; leave it out"),
+        (
+            {"method": "draft_model", "model": "x", "heterogeneous_vocab_method": "slem"},
+            "heterogeneous_vocab_method='slem' has no effect without use_heterogeneous_vocab=True; add it",
+        ),
+        ({"heterogeneous_vocab_method": "slim"}, "'slim' is not one of tli, slem; did you mean 'slem'"),
         ({"acceptance_rule": "typical"}, "changes the output's distribution; pass allow_lossy=True"),
     ],
 )

@@ -36,6 +36,7 @@ def chat(
     method: options.Method = None,
     draft_model: options.DraftModel = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
+    heterogeneous_vocab_method: options.HeterogeneousVocabMethod = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -51,7 +52,7 @@ def chat(
         seed=seed,
         max_tokens=max_tokens,
     )
-    speculative = options.speculative_config(method, draft_model, num_speculative_tokens)
+    speculative = options.speculative_config(method, draft_model, num_speculative_tokens, heterogeneous_vocab_method)
     llm = decoding.load_llm(model, speculative, dtype=dtype, device=device, num_threads=threads, numerics=numerics)
     start = [{"role": "system", "content": system}] if system else []
     messages = list(start)

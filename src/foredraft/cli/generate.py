@@ -41,6 +41,7 @@ def generate(
     method: options.Method = None,
     draft_model: options.DraftModel = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
+    heterogeneous_vocab_method: options.HeterogeneousVocabMethod = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -61,7 +62,7 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    speculative = options.speculative_config(method, draft_model, num_speculative_tokens)
+    speculative = options.speculative_config(method, draft_model, num_speculative_tokens, heterogeneous_vocab_method)
     prompts = _read_prompts(prompt or [], file)
     llm = decoding.load_llm(model, speculative, dtype=dtype, device=device, num_threads=threads, numerics=numerics)
     _run(llm, prompts, params, chat, show_drafts)

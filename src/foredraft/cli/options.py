@@ -19,6 +19,10 @@ Method = Annotated[
 DraftModel = Annotated[
     str | None, typer.Option(help="The draft model of method draft_model: folder, hub id or short name.")
 ]
+HeterogeneousVocabMethod = Annotated[
+    str | None,
+    typer.Option(help="For a draft model with another tokenizer: tli (tokens that both have) or slem (text)."),
+]
 NumSpeculativeTokens = Annotated[
     int | None,
     typer.Option("--num-speculative-tokens", "-k", help="Most draft tokens of a pass; None: the method's own."),
@@ -36,7 +40,10 @@ Seed = Annotated[int | None, typer.Option(help="With a seed, the tokens are thos
 
 
 def speculative_config(
-    method: str | None, draft_model: str | None, num_speculative_tokens: int | None
+    method: str | None,
+    draft_model: str | None,
+    num_speculative_tokens: int | None,
+    heterogeneous_vocab_method: str | None = None,
 ) -> SpeculativeConfig:
     """The drafter that the options describe; without a method, it follows from ``--draft-model``.
 
@@ -45,6 +52,8 @@ def speculative_config(
     """
     chosen = method or ("draft_model" if draft_model else "ngram")
     options: dict[str, Any] = {"method": chosen, "model": draft_model}
+    if heterogeneous_vocab_method is not None:
+        options |= {"use_heterogeneous_vocab": True, "heterogeneous_vocab_method": heterogeneous_vocab_method}
     if num_speculative_tokens is not None:
         if DEFAULT_NUM_SPECULATIVE_TOKENS.get(chosen) == 0:
             raise InvalidOptionError(

@@ -12,6 +12,9 @@ def test_the_method_follows_from_the_draft_model():
     assert options.speculative_config("none", None, None).max_draft_tokens == 0
     assert options.speculative_config("ngram", None, 3).max_draft_tokens == 3
     assert options.speculative_config("ngram", None, 0).max_draft_tokens == 0
+    assert not options.speculative_config(None, "small", None).use_heterogeneous_vocab
+    other = options.speculative_config(None, "small", None, "slem")
+    assert (other.use_heterogeneous_vocab, other.heterogeneous_vocab_method) == (True, "slem")
 
 
 def test_a_number_of_draft_tokens_without_a_drafter_is_refused():

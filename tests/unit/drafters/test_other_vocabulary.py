@@ -72,9 +72,7 @@ def check_follows(engine: Engine, _: Any) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
-def test_tokens_are_those_of_plain_decoding(
-    text_of: Callable[[str], TokenText], target: str, draft: str, method: str
-):
+def test_tokens_are_those_of_plain_decoding(text_of: Callable[[str], TokenText], target: str, draft: str, method: str):
     """Greedy and seeded, with a draft model that errs at some words and within a character."""
     target_text, draft_text = text_of(target), text_of(draft)
     model = model_that_says(target_text, ANSWER)

@@ -1,4 +1,4 @@
-"""Drafts from shared tokens leave the target's law unchanged: enumeration with the probabilities that a drafter reports.
+"""Drafts from shared tokens leave the target's law as it is: enumeration with the probabilities that a drafter reports.
 
 Target tokens a, b, c, d; draft tokens b, ab, a, x, c: a, b and c are shared. Every draft of two tokens is made by the
 drafter itself, with real models of both vocabularies.
@@ -23,7 +23,7 @@ from foredraft.sampling import SamplingRow
 from foredraft.testing import last_logits, target_for, tiny_model
 from foredraft.types import SamplingParams
 
-from .enumeration import BLOCK, REJECTION, Law, Rule, emitted_law, joint, total_variation
+from .enumeration import BLOCK, REJECTION, Law, emitted_law, joint, total_variation
 
 RULES = {"rejection": REJECTION, "block": BLOCK}
 LENGTH = 2
@@ -98,9 +98,7 @@ def target_law(target: Any) -> Law:
     return law
 
 
-def test_the_law_is_that_of_the_draft_model_on_shared_tokens(
-    reported: dict[tuple[int, ...], Tensor], draft_model: Any
-):
+def test_the_law_is_that_of_the_draft_model_on_shared_tokens(reported: dict[tuple[int, ...], Tensor], draft_model: Any):
     """Restricted and renormalised, after the text in its own tokens; nothing on what is not shared."""
     assert set(reported) == {prefix for n in range(LENGTH) for prefix in itertools.product(SHARED, repeat=n)}
     for prefix, probs in reported.items():
