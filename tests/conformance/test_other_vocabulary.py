@@ -35,6 +35,7 @@ ORDER = [(7 * index + 5) % 64 for index in range(64)]
 """Id i of the draft model is the character ORDER[i]."""
 NOT_SHARED = {2: "ä", 33: "ö", 50: "ü"}
 """What the draft model has in place of these of the target's characters."""
+RULES = [rule for rule in LOSSLESS_RULES if rule != "auto"]
 FromTokenizer = Callable[[Sequence[str]], Any]
 
 
@@ -61,26 +62,25 @@ def for_method(character_tokenizer: FromTokenizer) -> Callable[[str], MakeDrafte
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("rule", ["auto", "rejection"])
 @pytest.mark.parametrize("method", HETEROGENEOUS_VOCAB_METHODS)
-def test_tokens(for_method: Callable[[str], MakeDrafter], method: str, rule: str, mode: str):
+def test_tokens(for_method: Callable[[str], MakeDrafter], method: str, mode: str):
     totals = Totals()
-    check_tokens(for_method(method), rule, mode, 4, totals=totals)
+    check_tokens(for_method(method), "auto", mode, 4, totals=totals)
     totals.check_not_vacuous()
     assert totals.longest_draft == 4
 
 
-@pytest.mark.parametrize("rule", [rule for rule in LOSSLESS_RULES if rule not in ("auto", "rejection")])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("method", HETEROGENEOUS_VOCAB_METHODS)
-def test_other_rules(for_method: Callable[[str], MakeDrafter], method: str, rule: str):
+def test_every_rule(for_method: Callable[[str], MakeDrafter], method: str, rule: str):
     totals = Totals()
     check_tokens(for_method(method), rule, "top-k", 4, totals=totals)
     totals.check_not_vacuous()
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 2, 5, 8])
+@pytest.mark.parametrize("num_draft_tokens", [1, 8])
 @pytest.mark.parametrize("method", HETEROGENEOUS_VOCAB_METHODS)
-def test_greedy_at_every_draft_length(for_method: Callable[[str], MakeDrafter], method: str, num_draft_tokens: int):
+def test_greedy_at_other_draft_lengths(for_method: Callable[[str], MakeDrafter], method: str, num_draft_tokens: int):
     totals = Totals()
     check_tokens(for_method(method), "auto", "greedy", num_draft_tokens, totals=totals)
     totals.check_not_vacuous()
@@ -92,8 +92,19 @@ def test_interface(for_method: Callable[[str], MakeDrafter], method: str):
     check_interface(for_method(method))
 
 
-@pytest.mark.parametrize("rule", [rule for rule in LOSSLESS_RULES if rule != "auto"])
-@pytest.mark.parametrize("method", HETEROGENEOUS_VOCAB_METHODS)
-def test_distribution(for_method: Callable[[str], MakeDrafter], method: str, rule: str):
+def check_law(make_drafter: MakeDrafter, rule: str) -> None:
     """Under ``tli`` the draft model has no word for the third of the language's three."""
-    assert 0.05 < check_distribution(for_method(method), rule) < 0.95
+    assert 0.05 < check_distribution(make_drafter, rule) < 0.95
+
+
+@pytest.mark.parametrize(("method", "rule"), [("tli", "rejection"), ("slem", "coupled")])
+def test_distribution(for_method: Callable[[str], MakeDrafter], method: str, rule: str):
+    check_law(for_method(method), rule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("method", HETEROGENEOUS_VOCAB_METHODS)
+def test_distribution_under_every_rule(for_method: Callable[[str], MakeDrafter], method: str, rule: str):
+    """Slow: eight times 20,000 tokens, to confirm what enumeration proves."""
+    check_law(for_method(method), rule)

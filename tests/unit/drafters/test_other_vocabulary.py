@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from tokenizers import processors
 
 from foredraft.drafters.other_vocabulary import SharedVocabularyDrafter, TextAlignmentDrafter
 from foredraft.drafters.token_text import TokenText
@@ -19,6 +21,7 @@ from foredraft.errors import IncompatibleDrafterError
 from foredraft.testing import (
     RecordingDrafter,
     ScriptedDrafter,
+    bigram_model,
     check_cache,
     engine_for,
     reference,
@@ -206,6 +209,32 @@ def test_an_aborted_request_leaves_nothing(text_of: Callable[[str], TokenText], 
     assert drafter._inner.model.slots.num_open == len(drafter._translations) == 1
     engine.abort("a")
     assert drafter._inner.model.slots.num_open == len(drafter._translations) == 0
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
+def test_equal_laws_are_always_accepted(character_tokenizer: Callable[[str], Any], rule: str):
+    """Two bigram languages, one law: by the same noise the same tokens, at the target's positions, and ratios of 1.
+
+    The draft model has its letters in another order and a begin token, so its ids and its positions are others.
+    """
+    letters, order = "abcdefgh", [3, 1, 0, 2, 7, 6, 4, 5]
+    table = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    draft_table = torch.full((9, 9), float("-inf"))
+    draft_table[:8, :8] = table[order][:, order]
+    draft_table[8, 0] = 0.0
+    tokenizer = character_tokenizer([letters[index] for index in order])
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    start = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 8)])
+    tokenizer.backend_tokenizer.post_processor = start
+    draft_text = TokenText(tokenizer, 9, "draft")
+    assert draft_text.start == [8]
+    drafter = make(
+        "tli", TokenText(character_tokenizer(letters), 8, "target"), draft_text, bigram_model(draft_table, 9)
+    )
+    params = [SamplingParams(seed=seed, max_tokens=16) for seed in range(4)]
+    engine = engine_for(bigram_model(table, 8), drafter, acceptance_rule=rule)
+    for sequence in run(engine, [[0, 1, 2]] * 4, params):
+        assert sequence.metrics.num_accepted_tokens == sequence.metrics.num_draft_tokens >= 12
 
 
 def test_vocabularies_with_nothing_in_common_are_refused(character_tokenizer: Callable[[str], Any]):
