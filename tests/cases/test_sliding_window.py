@@ -66,8 +66,7 @@ def expected(model: Any) -> list[list[int]]:
     return [reference(model, prompt, PARAMS).token_ids for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("k", [1, 3, 5])
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("packed", "k"), [(True, 1), (True, 3), (True, 5), (False, 3)])
 def test_o14_drafts_across_the_window(model: Any, expected: list[list[int]], packed: bool, k: int):
     """In one batch, so that rows stand on both sides of the edge; target and draft model both have the window."""
     drafter = RecordingDrafter(DraftModelDrafter(target_for(noisy_copy(model), packed=packed), 64))

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from foredraft import LLM, SamplingParams
 from foredraft.config import HETEROGENEOUS_VOCAB_METHODS
 from foredraft.errors import IncompatibleDrafterError
-from foredraft.testing import last_logits, noisy_copy, random_model, reference, tiny_model
+from foredraft.testing import last_logits, noisy_copy, random_model, reference, tiny_config, tiny_model
 
 PROMPT = [5, 6, 7]
 
@@ -152,7 +152,7 @@ def test_o26_the_draft_model_counts_its_own_tokens(
     prompt, params = "Numbers: 1, 2, 3,", SamplingParams(temperature=0, max_tokens=20)
     tokenizers = [character_tokenizer(CHARACTERS), pairs()]
     target_tokenizer, draft_tokenizer = tokenizers if target_has == "characters" else tokenizers[::-1]
-    target = tiny_model(0, vocab_size=len(target_tokenizer))
+    target = random_model(LlamaForCausalLM, tiny_config(vocab_size=len(target_tokenizer)), 0)
     config = GPT2Config(
         vocab_size=len(draft_tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=2, initializer_range=0.4,
         bos_token_id=None, eos_token_id=None,
