@@ -120,6 +120,17 @@ def test_a_smaller_draft_vocabulary_is_filled_up(model, target, seed):
     assert max(int(d.token_ids.max()) for d in drafter.drafts if d.token_ids.numel()) < 48
 
 
+@pytest.mark.parametrize("seed", [None, 4])
+def test_options_that_leave_it_no_token_leave_no_draft(model, target, seed):
+    """Only ids that the draft model lacks are allowed; a row beside it drafts on."""
+    options = {"temperature": 0} if seed is None else {"seed": seed}
+    params = [SamplingParams(**options, max_tokens=8, allowed_token_ids=tuple(range(48, 64))), GREEDY]
+    drafter = DraftModelDrafter(target_for(tiny_model(5, vocab_size=48)), 64)
+    only, free = run(engine_for(target, drafter), [PROMPTS[0]] * 2, params)
+    assert only.output_token_ids == reference(model, PROMPTS[0], params[0]).token_ids
+    assert only.metrics.num_draft_tokens == 0 < free.metrics.num_draft_tokens
+
+
 def test_a_text_with_a_token_that_the_draft_model_lacks_is_decoded(model, target):
     """No draft, or any draft, but no crash: the engine goes on."""
     drafter = DraftModelDrafter(target_for(tiny_model(5, vocab_size=48)), 64)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import processors
+from tokenizers import Tokenizer, decoders, models, processors
+from transformers import PreTrainedTokenizerFast
 
 from foredraft.drafters.other_vocabulary import SharedVocabularyDrafter, TextAlignmentDrafter
 from foredraft.drafters.token_text import TokenText
@@ -144,6 +145,40 @@ def test_the_name_of_a_special_token_is_only_text(text_of: Callable[[str], Token
     assert sequence.metrics.num_accepted_tokens > 4
     end = target_text.special["<|end|>"]
     assert all(end not in tokens for tokens in drafter.proposed(sequence.sequence_id))
+
+
+def test_cached_tokens_become_others_as_the_text_grows(character_tokenizer: Callable[[str], Any]):
+    """For the draft model abc is ab, c but abcd is a, bcd: as many tokens, and the first is another."""
+    merges = [("c", "d"), ("b", "cd"), ("a", "b")]
+    tokens = ["a", "b", "c", "d", *("".join(pair) for pair in merges)]
+    pairs = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
+    pairs.decoder = decoders.Fuse()
+    texts = [
+        TokenText(tokenizer, 32, "tiny")
+        for tokenizer in (character_tokenizer("abcd"), PreTrainedTokenizerFast(tokenizer_object=pairs))
+    ]
+    assert [texts[1].encode(text) for text in ("abc", "abcd")] == [[6, 2], [0, 5]]
+    model = scripted_model([0, 1, 2, 3] * 4, 3, vocab_size=32)
+    drafter = RecordingDrafter(make("slem", *texts, scripted_model([6] * 40, 2, vocab_size=32)))
+    engine = engine_for(target_for(model), drafter, num_speculative_tokens=1)
+    (sequence,) = run(engine, [[3, 2, 3]], replace(GREEDY, max_tokens=16), after_step=check_follows)
+    assert sequence.output_token_ids == [0, 1, 2, 3] * 4
+    assert sequence.metrics.num_draft_tokens > sequence.metrics.num_accepted_tokens
+
+
+def test_tokens_that_the_target_model_lacks_are_not_proposed(text_of: Callable[[str], TokenText], tokenizer: Any):
+    """A tokenizer may know more tokens than its model: the draft ends before the first of them."""
+    target_text, draft_text = TokenText(tokenizer, 300, "small"), text_of("llama_tokenizer")
+    prompt, answer = tokens_of(target_text, "a b", " c d, e f the quick brown")
+    assert max(answer) >= 300 > max(prompt)
+    at = next(place for place, token in enumerate(answer) if token >= 300)
+    model = scripted_model(answer[:at], len(prompt), vocab_size=300)
+    first, rest = tokens_of(draft_text, "a b", " c d, e f the quick brown")
+    draft_model = scripted_model(rest, len(first), vocab_size=len(draft_text.pieces))
+    drafter = RecordingDrafter(make("slem", target_text, draft_text, draft_model))
+    (sequence,) = run(engine_for(target_for(model), drafter, num_speculative_tokens=at + 3), [prompt], GREEDY)
+    assert sequence.output_token_ids == reference(model, prompt, GREEDY).token_ids
+    assert drafter.proposed(sequence.sequence_id)[0] == answer[:at]
 
 
 @pytest.mark.parametrize("seed", [None, 3])
