@@ -84,6 +84,11 @@ class SpeculativeConfig:
             raise InvalidOptionError(f"model={self.model!r} has no effect with method {self.method!r}; leave it out")
         if self.method != "draft_model" and self.use_heterogeneous_vocab:
             raise InvalidOptionError(f"use_heterogeneous_vocab has no effect with method {self.method!r}; leave it out")
+        if self.tree_width > 1 and self.use_heterogeneous_vocab:
+            raise InvalidOptionError(
+                f"tree_width={self.tree_width} has no effect with use_heterogeneous_vocab, which drafts chains; "
+                "leave one of them out"
+            )
         if self.heterogeneous_vocab_method != "tli" and not self.use_heterogeneous_vocab:
             raise InvalidOptionError(
                 f"heterogeneous_vocab_method={self.heterogeneous_vocab_method!r} has no effect without "

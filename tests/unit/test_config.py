@@ -26,6 +26,10 @@ from foredraft.errors import InvalidOptionError
             {"method": "draft_model", "model": "x", "heterogeneous_vocab_method": "slem"},
             "heterogeneous_vocab_method='slem' has no effect without use_heterogeneous_vocab=True; add it",
         ),
+        (
+            {"method": "draft_model", "model": "x", "use_heterogeneous_vocab": True, "tree_width": 2},
+            "tree_width=2 has no effect with use_heterogeneous_vocab, which drafts chains; leave one of them out",
+        ),
         ({"heterogeneous_vocab_method": "slim"}, "'slim' is not one of tli, slem; did you mean 'slem'"),
         ({"acceptance_rule": "typical"}, "changes the output's distribution; pass allow_lossy=True"),
     ],
