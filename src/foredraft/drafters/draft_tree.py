@@ -120,8 +120,9 @@ class DraftTreeDrafter(DraftModelDrafter):
             for i, place in enumerate(sampling)
         ]
         before = {id(tree): len(tree.token_ids) for tree in trees}
-        for (tree, node), probs_V in zip(places, probs, strict=True):
-            self._add_children(tree, node, probs_V)
+        for (tree, node), adjusted_V, probs_V in zip(places, adjusted, probs, strict=True):
+            if bool(adjusted_V.isfinite().any()):  # else the draft model knows none of the tokens that are allowed
+                self._add_children(tree, node, probs_V)
         for tree in trees:
             new = range(before[id(tree)], len(tree.token_ids))
             tree.frontier = sorted(sorted(new, key=tree.probs.__getitem__, reverse=True)[: self.width])
