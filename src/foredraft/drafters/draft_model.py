@@ -63,12 +63,15 @@ class DraftModelDrafter(Drafter):
         return chain_draft(drafts, self._stack(drawn, width) if keep_probs else None)
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
-        """Cut the cache back to what the target kept of the tokens fed, all but the last: the next draft feeds it."""
+        """Cut the cache back to what the target kept of the tokens fed, all but the last: the next draft feeds it.
+
+        A state that can only be restored goes back further, and more is fed again.
+        """
         fed = self._fed.get(sequence_id)
         if fed is None:
             return
         agreed = min(_common_prefix(fed, token_ids, self._agreed[sequence_id]), len(token_ids) - 1)
-        self.model.slots.truncate(sequence_id, agreed)
+        agreed = self.model.slots.truncate(sequence_id, agreed)
         self._agreed[sequence_id] = agreed
         del fed[agreed:]
 

@@ -25,6 +25,7 @@ from foredraft.engine.engine import Engine
 from foredraft.errors import InvalidOptionError, RequestError
 from foredraft.target.forward import TargetModel
 from foredraft.target.selfcheck import Numerics, settle_numerics
+from foredraft.target.wrap import wrap_model
 from foredraft.types import Request, SamplingParams
 
 _HONOURED: dict[type, Callable[[Any, int], dict[str, Any]]] = {
@@ -119,7 +120,7 @@ class TransformersGenerate:
             config: Any = copy.deepcopy(model.config)
             clone = copy.deepcopy(model, {**shared, id(model.config): config})
             length = getattr(config.get_text_config(), "max_position_embeddings", None) or 2048
-            target = TargetModel(clone, length)
+            target = wrap_model(clone, length)
             numerics = settle_numerics(target, _fingerprint(model), EngineConfig(model=type(model).__name__))
             known = self._targets[model] = (weights, target, numerics)
         return known[1], known[2]

@@ -13,6 +13,7 @@ from foredraft.errors import InvalidOptionError
 from foredraft.target.attention import ATTENTION_NAME, register_attention
 from foredraft.target.forward import TargetModel
 from foredraft.target.loader import LoadedModel, load_model
+from foredraft.target.wrap import wrap_model
 from foredraft.target.zoo import cache_folder
 
 
@@ -20,7 +21,7 @@ def load_target(name: str, config: EngineConfig) -> tuple[TargetModel, LoadedMod
     """Load a model for the engine; draft models are loaded the same way.
 
     Raises:
-        ModelLoadError, UnsupportedModelError: see ``loader`` and ``forward``.
+        ModelLoadError, UnsupportedModelError: see ``loader`` and ``wrap``.
         InvalidOptionError: ``max_model_len`` is beyond what the model was made for.
     """
     if config.num_threads is not None:
@@ -39,7 +40,7 @@ def load_target(name: str, config: EngineConfig) -> tuple[TargetModel, LoadedMod
         raise InvalidOptionError(
             f"max_model_len={limit} is above the {loaded.max_model_len} positions that {name} was made for"
         )
-    model = TargetModel(
+    model = wrap_model(
         loaded.model,
         min(limit, loaded.max_model_len),
         packed=config.packed,

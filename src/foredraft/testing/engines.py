@@ -81,9 +81,10 @@ def check_cache(model: TargetModel, sequence_id: int, token_ids: Sequence[int], 
             model.prefill(SPARE_ID, list(token_ids[:length]))
         pairs = zip(model.slots.read(sequence_id), model.slots.read(SPARE_ID), strict=True)
         for layer, (held, fresh) in enumerate(pairs):
-            for kind, ours, theirs in zip(("keys", "values"), held, fresh, strict=True):
+            for part, (ours, theirs) in enumerate(zip(held, fresh, strict=True)):
                 assert torch.allclose(ours, theirs, atol=tolerance, rtol=tolerance), (
-                    f"{kind} of layer {layer} are not those of the text (sequence {sequence_id}, {length} tokens)"
+                    f"{('keys', 'values')[part] if len(held) == 2 else f'state {part}'} of layer {layer} are not "
+                    f"those of the text (sequence {sequence_id}, {length} tokens)"
                 )
     finally:
         model.slots.close(SPARE_ID)

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.target.attention import ATTENTION_NAME, register_attention
 from foredraft.target.forward import TargetModel
+from foredraft.target.wrap import wrap_model
 from foredraft.testing.reference import smallest_greedy_gap
 
 VOCAB_SIZE = 64
@@ -173,4 +174,4 @@ def target_for(
     twin = copy.deepcopy(model).to(dtype)
     twin.config._attn_implementation = ATTENTION_NAME
     limit = max_model_len or int(twin.config.get_text_config().max_position_embeddings)
-    return TargetModel(twin, limit, packed=packed)
+    return wrap_model(twin, limit, packed=packed)
