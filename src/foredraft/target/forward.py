@@ -39,7 +39,7 @@ class TargetModel:
         supports_trees: drafts may branch.
     """
 
-    supports_trees: ClassVar[bool] = False
+    supports_trees: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ _NOT_TEXT_ONLY = "there is no causal language model of this kind, only one with 
 REFUSED = {
     "bert": "it looks ahead",
     "bloom": _OWN_ATTENTION,
-    "deepseek_v4": "which compressed keys it attends to depends on the number of tokens in the pass",
+    "deepseek_v4": "fed token by token, its logits differ at some places from those of one pass",
     "diffllama": "it calls the attention of a layer twice",
     "doge": _OWN_ATTENTION,
     "glm5_next": _NOT_TEXT_ONLY,

@@ -74,7 +74,7 @@ def settle_numerics(target: TargetModel, fingerprint: str, config: EngineConfig)
         fingerprint: changes with the model's configuration or weights.
     """
     if isinstance(target, StatefulModel):
-        return Numerics(NEAR_TIE, target.shape, float("nan"))
+        return Numerics(NEAR_TIE, NEAR_TIE, target.shape, float("nan"))
     if config.numerics == "fast":
         target.shape = FAST
         return Numerics(NEAR_TIE, NEAR_TIE, FAST, float("nan"))

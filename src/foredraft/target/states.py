@@ -12,6 +12,7 @@ again (replay). So lengths may fall behind what was committed, but never behind 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,13 +67,17 @@ class StateSlots:
         """Tokens of a sequence that need not be fed again."""
         return self._held[sequence_id].length
 
-    def commit(self, sequence_id: int, num_tokens: int) -> None:
-        """Keep the next ``num_tokens`` that the last pass fed; if it fed more, go back to the last snapshot."""
+    def commit(self, sequence_id: int, num_tokens: int, path: Sequence[int] = ()) -> None:
+        """Keep the next ``num_tokens`` that the last pass fed, and of the draft behind them the tokens ``path``.
+
+        If the pass fed more, the sequence goes back to its last snapshot.
+        """
+        assert list(path) == list(range(len(path))), "drafts of a state are chains"
         held = self._held[sequence_id]
-        length = held.length + num_tokens
+        length = held.length + num_tokens + len(path)
         if num_tokens < 0 or length > min(held.fed, self.max_len):
             raise ValueError(
-                f"commit of {num_tokens} tokens would give sequence {sequence_id} a length of {length}; "
+                f"commit of {num_tokens} + {len(path)} tokens would give sequence {sequence_id} a length of {length}; "
                 f"it must stay within [{held.length}, {min(held.fed, self.max_len)}]"
             )
         held.length = length
