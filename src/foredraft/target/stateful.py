@@ -86,6 +86,7 @@ class StatefulModel(TargetModel):
 
     def _run(self, row: PassRow) -> Tensor:
         """One row's logits. Its last ``num_logits - 1`` tokens are a draft and may be rejected."""
+        assert list(row.parents) == list(range(-1, len(row.parents) - 1)), "a state cannot branch"
         slots, sequence = self.slots, row.sequence_id
         slots.rewind(sequence)
         num_drafted = max(row.num_logits - 1, 0)
