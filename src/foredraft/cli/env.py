@@ -43,11 +43,15 @@ def _model_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     def listed(how: str, names: str) -> str:
         return f"{how}\n{', '.join(found[names])}\n"
 
+    reasons: dict[str, list[str]] = {}
+    for name, reason in found["refused"].items():
+        reasons.setdefault(reason, []).append(name)
+
     return [
         ("attention", listed("keys and values only; a rejected draft is cut off", "attention")),
         ("replay", listed("a state that cannot be cut; it is restored, and accepted tokens are fed again", "replayed")),
         ("token by token", listed("the same, but a token a call: exact, and no faster than plain decoding", "stepped")),
-        ("refused", "\n".join(f"{name}: {reason}" for name, reason in found["refused"].items()) + "\n"),
+        ("refused", "\n".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()) + "\n"),
         ("all others", "checked when they are loaded: run if they give transformers' logits, or else refused by name"),
     ]
 

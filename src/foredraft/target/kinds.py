@@ -35,7 +35,7 @@ REPLAYED = (
 STEPPED = ("falcon_mamba", "jamba", "mamba", "minimax", "zamba")
 """As above, but a state is continued rightly by one token a call only: exact, and no faster than plain decoding."""
 
-_OWN_ATTENTION = "its attention is code of its own, which does not read keys and values from foredraft's slots"
+_OWN_ATTENTION = "its attention is code of its own, which cannot be made to read foredraft's keys and values"
 _TWO_FORMULAS = (
     "token by token it leaves out the lower limit of the time step (time_step_min) that it has in longer passes, so "
     "the logits differ; runs where the limit is without effect"
