@@ -55,7 +55,7 @@ def test_output_equals_generate(name: str):
         options = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
         out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
         expected.append(out[0, len(prompt) :].tolist())
-    assert len({token for out in expected for token in out}) > 8, "too uniform to show anything"
+    assert len({token for out in expected for token in out}) > 6, "too uniform to show anything"
     target = target_for(model, max_model_len=MAX_LEN)
     assert isinstance(target, StatefulModel)
     assert target.single_steps == (name in STEPPED)
