@@ -33,7 +33,10 @@ REPLAYED = (
 """A state that cannot be cut: after a rejection it is restored from a copy and the accepted tokens are fed again."""
 
 STEPPED = ("falcon_mamba", "jamba", "mamba", "minimax", "zamba")
-"""As above, but a state is continued rightly by one token a call only: exact, and no faster than plain decoding."""
+"""As above, but a state is continued rightly by one token a call only: exact, and no faster than plain decoding.
+
+MiniMax in float32 only: its tables of decay, rounded to bf16, contradict each other, and it is refused then.
+"""
 
 _OWN_ATTENTION = "its attention is code of its own, which cannot be made to read foredraft's keys and values"
 _TWO_FORMULAS = (
