@@ -67,12 +67,6 @@ EXACT: dict[str, Callable[[], Any]] = {
     "glm4, positions on half of a head": lambda: tf.Glm4Config(**HEADS),
 }  # fmt: skip
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "llama4, attention in chunks": (
-        lambda: tf.Llama4TextConfig(**HEADS, attention_chunk_size=8, num_local_experts=2, intermediate_size_mlp=64),
-        "Llama4ForCausalLM .*chunked_attention",
-    ),
-    "jamba": (lambda: tf.JambaConfig(**GROUPED, num_experts=2), "JambaForCausalLM .*linear_attention"),
-    "rwkv": (lambda: tf.RwkvConfig(**GPT, hidden_size=64, num_hidden_layers=2), "RwkvForCausalLM .*rolled back"),
     "mpt, attention of its own": (
         lambda: tf.MptConfig(vocab_size=VOCAB, d_model=64, n_heads=4, n_layers=2, max_seq_len=128), "MptForCausalLM"
     ),

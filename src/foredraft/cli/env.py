@@ -13,17 +13,47 @@ from rich.table import Table
 
 
 def env(
+    models: Annotated[bool, typer.Option("--models", help="Which kinds of models are run, and how, instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
     """Show what results on this machine depend on. Builds the CPU kernels if they are not there yet."""
-    found = describe()
+    found = model_kinds() if models else describe()
     if as_json:
         typer.echo(json.dumps(found))
         return
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in _rows(found):
+    for name, value in _model_rows(found) if models else _rows(found):
         table.add_row(f"[bold]{name}[/]", value)
     Console(highlight=False).print(table)
+
+
+def model_kinds() -> dict[str, Any]:
+    """Kinds of models (transformers' ``model_type``) by how they are run; the refused ones with the reason."""
+    from foredraft.target import kinds
+
+    return {
+        "attention": sorted(kinds.ATTENTION),
+        "replayed": sorted(kinds.REPLAYED),
+        "stepped": sorted(kinds.STEPPED),
+        "refused": dict(sorted(kinds.REFUSED.items())),
+    }
+
+
+def _model_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    def listed(how: str, names: str) -> str:
+        return f"{how}\n{', '.join(found[names])}\n"
+
+    reasons: dict[str, list[str]] = {}
+    for name, reason in found["refused"].items():
+        reasons.setdefault(reason, []).append(name)
+
+    return [
+        ("attention", listed("keys and values only; a rejected draft is cut off", "attention")),
+        ("replay", listed("a state that cannot be cut; it is restored, and accepted tokens are fed again", "replayed")),
+        ("token by token", listed("the same, but a token a call: exact, and no faster than plain decoding", "stepped")),
+        ("refused", "\n".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()) + "\n"),
+        ("all others", "checked when they are loaded: run if they give transformers' logits, or else refused by name"),
+    ]
 
 
 def describe() -> dict[str, Any]:

@@ -81,6 +81,8 @@ class DraftModelDrafter(Drafter):
     def keep(self, sequence_id: int, text: list[int], num_settled: int) -> None:
         """Cut the cache back to its common prefix with a text.
 
+        A state that can only be restored goes back further, and more is fed again.
+
         Args:
             text: in the tokens that the draft model reads.
             num_settled: so many of its tokens are those of the last call, if it had as many.
@@ -90,7 +92,7 @@ class DraftModelDrafter(Drafter):
             return
         known = min(self._agreed[sequence_id], num_settled)
         agreed = max(0, min(_common_prefix(fed, text, known), len(text) - 1))
-        self.model.slots.truncate(sequence_id, agreed)
+        agreed = self.model.slots.truncate(sequence_id, agreed)
         self._agreed[sequence_id] = agreed
         del fed[agreed:]
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from foredraft.drafters.base import DraftRow, tree_draft
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.tree import grow_tree
+from foredraft.errors import IncompatibleDrafterError
 from foredraft.sampling import (
     Stream,
     adjust_logits,
@@ -28,6 +29,7 @@ from foredraft.sampling import (
     uniform,
 )
 from foredraft.target.forward import TargetModel
+from foredraft.target.kinds import describe
 from foredraft.target.layout import PassRow
 from foredraft.types import Draft
 
@@ -75,11 +77,18 @@ class DraftTreeDrafter(DraftModelDrafter):
     Args:
         width: children of a node, and nodes of a level that get children.
         depth: levels, each a pass of the draft model.
+
+    Raises:
+        IncompatibleDrafterError: the draft model can be fed chains only.
     """
 
     makes_trees = True
 
     def __init__(self, model: TargetModel, vocab_size: int, width: int, depth: int):
+        if not model.supports_trees:
+            raise IncompatibleDrafterError(
+                f"{describe(model.model)} keeps a state that cannot branch, so it cannot draft trees; use tree_width=1"
+            )
         super().__init__(model, vocab_size)
         self.width, self.depth = width, depth
 

@@ -217,6 +217,7 @@ def _check_capabilities(drafter: Drafter, target: TargetModel, rule: str) -> Non
         )
     wants = {
         "hidden states of the target": drafter.needs_features,
+        "verification of trees": drafter.makes_trees and not target.supports_trees,
         "verification without rollback": not drafter.rolls_back,
     }
     for what, wanted in wants.items():

@@ -25,6 +25,7 @@ from foredraft.engine.engine import Engine
 from foredraft.errors import InvalidOptionError, RequestError
 from foredraft.target.forward import TargetModel
 from foredraft.target.selfcheck import Numerics, settle_numerics
+from foredraft.target.wrap import wrap_model
 from foredraft.types import Request, SamplingParams
 
 _HONOURED: dict[type, Callable[[Any, int], dict[str, Any]]] = {
@@ -119,7 +120,7 @@ class TransformersGenerate:
             config: Any = copy.deepcopy(model.config)
             clone = copy.deepcopy(model, {**shared, id(model.config): config})
             length = getattr(config.get_text_config(), "max_position_embeddings", None) or 2048
-            target = TargetModel(clone, length)
+            target = wrap_model(clone, length)
             numerics = settle_numerics(target, _fingerprint(model), EngineConfig(model=type(model).__name__))
             known = self._targets[model] = (weights, target, numerics)
         return known[1], known[2]
@@ -154,12 +155,21 @@ def _refuse_inputs(model_kwargs: dict[str, Any], config: Any) -> None:
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
         if getattr(config, name, False):
             raise InvalidOptionError(f"{name}=True is not honoured by foredraft; leave it out")
-    if model_kwargs.get("cache") is not None and model_kwargs["cache"].get_seq_length() > 0:
+    if _is_filled(model_kwargs.get("cache")):
         raise InvalidOptionError(
             "foredraft keeps its own cache and cannot continue from a filled one; pass the full prompt"
         )
-    if model_kwargs.get("inputs_embeds") is not None:
-        raise InvalidOptionError("inputs_embeds is not honoured by foredraft; pass input_ids")
+    for name in ("inputs_embeds", "state"):
+        if model_kwargs.get(name) is not None:
+            raise InvalidOptionError(f"{name} is not honoured by foredraft; pass input_ids")
+
+
+def _is_filled(cache: Any) -> bool:
+    if cache is None:
+        return False
+    if cache.is_linear and all(cache.is_linear):  # recurrent layers count no tokens
+        return bool(cache.has_previous_state())
+    return bool(cache.get_seq_length() > 0)
 
 
 def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +12,16 @@ from torch import Tensor, nn
 from foredraft.errors import UnsupportedModelError
 from foredraft.target.attention import ATTENTION_NAME, register_attention
 from foredraft.target.compiled import CompiledModel
+from foredraft.target.kinds import describe, state_kinds
 from foredraft.target.layout import PassRow, PassShape, build_layout
 from foredraft.target.lowering import LoweringReport, find_attention, lower, run_model
 from foredraft.target.native_build import native_library
 from foredraft.target.slots import KVSlots
 from foredraft.target.zoo import cache_folder
 
-STATEFUL_HINTS = ("mamba", "linear_attention", "recurrent", "conv", "chunked_attention")
-
 
 class TargetModel:
-    """One model with its cache. The draft model is of this class too.
+    """One model of attention layers with its cache. ``wrap.wrap_model`` gives the class that a model needs.
 
     Args:
         model: a causal LM loaded with ``attn_implementation="foredraft"``; it is changed in place when
@@ -35,7 +34,12 @@ class TargetModel:
     Raises:
         UnsupportedModelError: the model keeps state that is no key/value cache, or calls attention in a way
             that is not known; or it cannot be compiled.
+
+    Attributes:
+        supports_trees: drafts may branch.
     """
+
+    supports_trees: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -46,13 +50,13 @@ class TargetModel:
         compiled: bool = False,
         folder: Path | None = None,
     ):
+        if kinds := state_kinds(model):
+            raise UnsupportedModelError(
+                f"{describe(model)} keeps a state that cannot be rolled back after a rejected draft "
+                f"({', '.join(kinds)}); wrap it with wrap_model"
+            )
+        self._adopt(model, max_model_len)
         config: Any = model.config
-        _refuse_other_state(model, config)
-        self.model = model.eval().requires_grad_(False)
-        parameter = next(model.parameters())
-        self.dtype, self.device = parameter.dtype, parameter.device
-        self.vocab_size = int(config.get_text_config().vocab_size)
-        self.max_model_len = max_model_len
         config._attn_implementation = ATTENTION_NAME
         register_attention()
         calls = find_attention(model, self.device)
@@ -62,6 +66,14 @@ class TargetModel:
         self.lowering = lower(model, calls, self.slots, self.native) if packed else LoweringReport()
         self.compiled = CompiledModel(model, self.slots, folder) if compiled else None
         self.shape = PassShape()
+
+    def _adopt(self, model: nn.Module, max_model_len: int) -> None:
+        config: Any = model.config
+        self.model = model.eval().requires_grad_(False)
+        parameter = next(model.parameters())
+        self.dtype, self.device = parameter.dtype, parameter.device
+        self.vocab_size = int(config.get_text_config().vocab_size)
+        self.max_model_len = max_model_len
         self.num_passes = 0
 
     def forward(self, rows: Sequence[PassRow]) -> Tensor:
@@ -85,21 +97,3 @@ class TargetModel:
             part = list(token_ids[start : start + chunk])
             self.forward([PassRow(sequence_id, part, 0)])
             self.slots.commit(sequence_id, len(part))
-
-
-def _refuse_other_state(model: nn.Module, config: Any) -> None:
-    text = config.get_text_config()
-    name = f"{type(model).__name__} ({text.model_type})"
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{name} is an encoder-decoder model; only decoder-only models are supported")
-    kinds = set(getattr(text, "layer_types", None) or []) - {
-        "full_attention",
-        "sliding_attention",
-        "attention",
-    }
-    if kinds or getattr(model, "_is_stateful", False) or any(h in text.model_type for h in STATEFUL_HINTS):
-        what = ", ".join(sorted(kinds)) or "recurrent state"
-        raise UnsupportedModelError(
-            f"{name} has layers of kind {what}, whose state cannot be rolled back after a rejected draft; "
-            "only models with full or sliding-window attention in every layer are supported"
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import sys
 
 import torch
@@ -13,14 +14,19 @@ from foredraft.errors import InvalidOptionError
 from foredraft.target.attention import ATTENTION_NAME, register_attention
 from foredraft.target.forward import TargetModel
 from foredraft.target.loader import LoadedModel, load_model
+from foredraft.target.wrap import wrap_model
 from foredraft.target.zoo import cache_folder
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_MODEL_LEN = 2048
 
 
 def load_target(name: str, config: EngineConfig) -> tuple[TargetModel, LoadedModel]:
     """Load a model for the engine; draft models are loaded the same way.
 
     Raises:
-        ModelLoadError, UnsupportedModelError: see ``loader`` and ``forward``.
+        ModelLoadError, UnsupportedModelError: see ``loader`` and ``wrap``.
         InvalidOptionError: ``max_model_len`` is beyond what the model was made for.
     """
     if config.num_threads is not None:
@@ -35,13 +41,15 @@ def load_target(name: str, config: EngineConfig) -> tuple[TargetModel, LoadedMod
         cache_dir=config.cache_dir,
     )
     limit = config.max_model_len or loaded.max_model_len
-    if limit > loaded.max_model_len and name == config.model:
-        raise InvalidOptionError(
-            f"max_model_len={limit} is above the {loaded.max_model_len} positions that {name} was made for"
-        )
-    model = TargetModel(
+    if limit is None:
+        limit = DEFAULT_MAX_MODEL_LEN
+        logger.warning("%s states no length limit; %d tokens are taken, max_model_len gives another", name, limit)
+    stated = loaded.max_model_len or limit
+    if limit > stated and name == config.model:
+        raise InvalidOptionError(f"max_model_len={limit} is above the {stated} positions that {name} was made for")
+    model = wrap_model(
         loaded.model,
-        min(limit, loaded.max_model_len),
+        min(limit, stated),
         packed=config.packed,
         compiled=config.compile,
         folder=cache_folder(config.cache_dir),

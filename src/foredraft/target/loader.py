@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json", "tekken.json")
-_DEFAULT_MAX_MODEL_LEN = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +34,7 @@ class LoadedModel:
         name: what the user wrote.
         path: the folder it was read from.
         eos_token_ids: the tokens that end a text, from generation_config.json and config.json, ascending.
-        max_model_len: positions that the model was made for.
+        max_model_len: positions that the model was made for; None if its configuration states none.
         fingerprint: 16 hex digits that change with the configuration or the weights, but not when the
             folder is moved or copied; a key for what was measured of the model.
         load_s: seconds that reading took, without any download.
@@ -48,7 +47,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     eos_token_ids: tuple[int, ...]
-    max_model_len: int
+    max_model_len: int | None
     fingerprint: str
     load_s: float
 
@@ -87,7 +86,7 @@ def load_model(
         dtype=model.dtype,
         device=wanted_device,
         eos_token_ids=_eos_token_ids(model, tokenizer),
-        max_model_len=_max_model_len(config, path),
+        max_model_len=_max_model_len(config),
         fingerprint=fingerprint(path, weights),
         load_s=time.perf_counter() - started,
     )
@@ -214,11 +213,10 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
     return tuple(sorted(found))
 
 
-def _max_model_len(config: Any, path: Path) -> int:
+def _max_model_len(config: Any) -> int | None:
     text_config = config.get_text_config()
     for name in ("max_position_embeddings", "max_seq_len", "seq_length"):
         value = getattr(text_config, name, None)
         if isinstance(value, int) and value > 0:
             return value
-    logger.warning("%s states no length limit; %d tokens are assumed", path / "config.json", _DEFAULT_MAX_MODEL_LEN)
-    return _DEFAULT_MAX_MODEL_LEN
+    return None

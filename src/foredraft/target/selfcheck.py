@@ -27,6 +27,7 @@ import foredraft.target
 from foredraft.config import EngineConfig
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow, PassShape
+from foredraft.target.stateful import StatefulModel
 from foredraft.target.zoo import cache_folder
 
 TOKEN_IDENTICAL, NEAR_TIE = "token-identical", "near-tie"
@@ -67,9 +68,13 @@ class Numerics:
 def settle_numerics(target: TargetModel, fingerprint: str, config: EngineConfig) -> Numerics:
     """Find the shapes for a model, set them on it and say what they guarantee.
 
+    The kernels of a :class:`StatefulModel` are transformers' own: their bits change with a pass's width.
+
     Args:
         fingerprint: changes with the model's configuration or weights.
     """
+    if isinstance(target, StatefulModel):
+        return Numerics(NEAR_TIE, NEAR_TIE, target.shape, float("nan"))
     if config.numerics == "fast":
         target.shape = FAST
         return Numerics(NEAR_TIE, NEAR_TIE, FAST, float("nan"))

@@ -125,8 +125,8 @@ class KVSlots:
             for store in (*self.keys, *self.values):
                 store[slot, draft_start:length] = store[slot, moved]
 
-    def truncate(self, sequence_id: int, length: int) -> None:
-        """Roll a sequence back to ``length`` committed tokens; 0 empties it."""
+    def truncate(self, sequence_id: int, length: int) -> int:
+        """Roll a sequence back to ``length`` committed tokens, which is returned; 0 empties it."""
         slot = self._slot_of[sequence_id]
         if not 0 <= length <= self._lengths[slot]:
             raise ValueError(
@@ -134,6 +134,7 @@ class KVSlots:
                 f"use a length in [0, {self._lengths[slot]}]"
             )
         self._lengths[slot] = length
+        return length
 
     # -- storage ---------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from foredraft.testing.conformance import (
     LOSSLESS_RULES,
     MODES,
     MakeDrafter,
+    Models,
     Totals,
     check_drafter,
     check_interface,
@@ -26,6 +27,7 @@ from foredraft.testing.models import (
     scripted_model,
     target_for,
     tiny_config,
+    tiny_mamba,
     tiny_model,
 )
 from foredraft.testing.reference import Reference, last_logits, reference
@@ -34,6 +36,7 @@ __all__ = [
     "LOSSLESS_RULES",
     "MODES",
     "MakeDrafter",
+    "Models",
     "OracleDrafter",
     "RecordingDrafter",
     "Reference",
@@ -57,5 +60,6 @@ __all__ = [
     "scripted_model",
     "target_for",
     "tiny_config",
+    "tiny_mamba",
     "tiny_model",
 ]

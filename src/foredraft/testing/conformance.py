@@ -73,11 +73,19 @@ class Totals:
         assert 0 < self.num_accepted_tokens < self.num_draft_tokens, f"nothing was put to the test: {self}"
 
 
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The target of the checks and the smaller model that goes with it, of transformers; compared by identity."""
+
+    target: Any
+    draft: Any
+
+
 @functools.cache
-def conformance_models() -> tuple[Any, Any]:
-    """The target of the checks and the smaller model that goes with it."""
+def conformance_models() -> Models:
+    """The models that the checks use unless they are given others: a Llama and its noisy copy."""
     target = tiny_model(3, context=0.01)
-    return target, noisy_copy(target, 0.08)
+    return Models(target, noisy_copy(target, 0.08))
 
 
 def mode_params(mode: str, prompt_index: int) -> SamplingParams:
@@ -88,16 +96,18 @@ def mode_params(mode: str, prompt_index: int) -> SamplingParams:
 
 
 @functools.cache
-def _reference(mode: str, prompt_index: int) -> Reference:
-    return reference(conformance_models()[0], PROMPTS[prompt_index], mode_params(mode, prompt_index))
+def _reference(models: Models, mode: str, prompt_index: int) -> Reference:
+    return reference(models.target, PROMPTS[prompt_index], mode_params(mode, prompt_index))
 
 
-def check_drafter(make_drafter: MakeDrafter, *, drafts: bool = True) -> None:
+def check_drafter(make_drafter: MakeDrafter, *, drafts: bool = True, models: Models | None = None) -> None:
     """Run the whole suite on a drafter.
 
     Args:
         make_drafter: builds a fresh one, see :data:`MakeDrafter`.
         drafts: False for a drafter that never proposes anything.
+        models: other ones than :func:`conformance_models`, of vocabulary 64; the distribution, which is judged on
+            models of its own, is then left out.
 
     Raises:
         AssertionError: says what was broken.
@@ -105,33 +115,39 @@ def check_drafter(make_drafter: MakeDrafter, *, drafts: bool = True) -> None:
     rules = [rule for rule in LOSSLESS_RULES if rule != "block" or not makes_trees(make_drafter)]
     totals = Totals()
     for num_draft_tokens in range(1, 9):
-        check_tokens(make_drafter, "auto", "greedy", num_draft_tokens, totals=totals)
+        check_tokens(make_drafter, "auto", "greedy", num_draft_tokens, totals=totals, models=models)
     for mode in MODES:
-        check_tokens(make_drafter, "auto", mode, 4, totals=totals)
-    check_interface(make_drafter)
+        check_tokens(make_drafter, "auto", mode, 4, totals=totals, models=models)
+    check_interface(make_drafter, models=models)
     for rule in rules:
-        check_tokens(make_drafter, rule, "top-k", 4, totals=totals)
-        if rule != "auto":
+        check_tokens(make_drafter, rule, "top-k", 4, totals=totals, models=models)
+        if rule != "auto" and models is None:
             check_distribution(make_drafter, rule)
     if drafts:
         totals.check_not_vacuous()
 
 
 def makes_trees(make_drafter: MakeDrafter) -> bool:
-    model, draft_model = conformance_models()
-    return make_drafter(target_for(model), draft_model).makes_trees
+    models = conformance_models()
+    return make_drafter(target_for(models.target), models.draft).makes_trees
 
 
 def check_tokens(
-    make_drafter: MakeDrafter, rule: str, mode: str, num_draft_tokens: int, *, totals: Totals | None = None
+    make_drafter: MakeDrafter,
+    rule: str,
+    mode: str,
+    num_draft_tokens: int,
+    *,
+    totals: Totals | None = None,
+    models: Models | None = None,
 ) -> None:
     """Five rows in a batch, one of them alone and three in another order, all on the same engine.
 
     A row is the same in each. Under greedy decoding and the coupled rule it equals the reference, token for
     token; under the others every token is possible where it stands. Counters add up.
     """
-    model, draft_model = conformance_models()
-    engine = _engine(make_drafter, model, draft_model, rule, num_draft_tokens)
+    models = models or conformance_models()
+    engine = _engine(make_drafter, models, rule, num_draft_tokens)
     params = [mode_params(mode, index) for index in range(len(PROMPTS))]
     together = run(engine, PROMPTS, params, after_step=_check_step)
     finished = list(together)
@@ -145,24 +161,24 @@ def check_tokens(
     identical = params[0].is_greedy or rule in ("auto", "coupled")
     for index, sequence in enumerate(together):
         if identical:
-            expected = _reference(mode, index)
+            expected = _reference(models, mode, index)
             assert sequence.output_token_ids == expected.token_ids, f"prompt {index} differs from plain decoding"
             assert sequence.finish_reason == expected.finish_reason
         else:
-            check_possible(model, sequence)
+            check_possible(models.target, sequence)
         check_counters(sequence)
     if totals is not None:
         totals.add(finished)
 
 
-def check_interface(make_drafter: MakeDrafter, num_draft_tokens: int = 5) -> None:
+def check_interface(make_drafter: MakeDrafter, num_draft_tokens: int = 5, *, models: Models | None = None) -> None:
     """State: caches follow the text after every step, nothing of a request outlives it, nothing is changed.
 
     The same requests on the same engine again, in another order, get the same drafts as on a fresh one.
     """
-    model, draft_model = conformance_models()
+    models = models or conformance_models()
     for mode in ("greedy", "temperature"):
-        engine = _engine(make_drafter, model, draft_model, "auto", num_draft_tokens)
+        engine = _engine(make_drafter, models, "auto", num_draft_tokens)
         recorder = engine.drafter
         assert isinstance(recorder, RecordingDrafter)
         params = [mode_params(mode, index) for index in range(len(PROMPTS))]
@@ -208,9 +224,9 @@ def check_counters(sequence: EngineSequence) -> None:
     assert metrics.accepted_per_position == sorted(metrics.accepted_per_position, reverse=True)
 
 
-def _engine(make_drafter: MakeDrafter, model: Any, draft_model: Any, rule: str, num_draft_tokens: int) -> Engine:
-    target = target_for(model)
-    drafter = RecordingDrafter(make_drafter(target, draft_model))
+def _engine(make_drafter: MakeDrafter, models: Models, rule: str, num_draft_tokens: int) -> Engine:
+    target = target_for(models.target)
+    drafter = RecordingDrafter(make_drafter(target, models.draft))
     return engine_for(
         target,
         drafter,

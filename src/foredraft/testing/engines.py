@@ -70,20 +70,24 @@ def run(
 def check_cache(model: TargetModel, sequence_id: int, token_ids: Sequence[int], tolerance: float = 1e-4) -> None:
     """Assert that a cache holds a prefix of a text: its length, and each key and value against a fresh prefill.
 
-    At least one token of the text is not in the cache, for the next pass feeds it.
+    At least one token of the text is not in the cache, for the next pass feeds it. ``tolerance`` is relative to the
+    largest entry of a tensor, or absolute where that is below 1.
     """
     model.slots.check_integrity()
     length = model.slots.length(sequence_id)
     assert length <= len(token_ids) - 1, f"{length} tokens cached of a text of {len(token_ids)}"
+    if not length:
+        return
     model.slots.open(SPARE_ID)
     try:
-        if length:
-            model.prefill(SPARE_ID, list(token_ids[:length]))
+        model.prefill(SPARE_ID, list(token_ids[:length]))
         pairs = zip(model.slots.read(sequence_id), model.slots.read(SPARE_ID), strict=True)
         for layer, (held, fresh) in enumerate(pairs):
-            for kind, ours, theirs in zip(("keys", "values"), held, fresh, strict=True):
-                assert torch.allclose(ours, theirs, atol=tolerance, rtol=tolerance), (
-                    f"{kind} of layer {layer} are not those of the text (sequence {sequence_id}, {length} tokens)"
+            for part, (ours, theirs) in enumerate(zip(held, fresh, strict=True)):
+                scale = max(1.0, float(theirs.abs().max()))
+                assert torch.allclose(ours, theirs, atol=tolerance * scale, rtol=tolerance), (
+                    f"{('keys', 'values')[part] if len(held) == 2 else f'state {part}'} of layer {layer} are not "
+                    f"those of the text (sequence {sequence_id}, {length} tokens)"
                 )
     finally:
         model.slots.close(SPARE_ID)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM
 
 from foredraft.target.attention import ATTENTION_NAME, register_attention
 from foredraft.target.forward import TargetModel
+from foredraft.target.wrap import wrap_model
 from foredraft.testing.reference import smallest_greedy_gap
 
 VOCAB_SIZE = 64
@@ -65,6 +66,34 @@ def tiny_model(seed: int = 0, *, context: float = 1.0, **changes: Any) -> LlamaF
         if all(smallest_greedy_gap(model, prompt, GUARD_TOKENS) > SMALLEST_GAP for prompt in prompts):
             return model
     raise AssertionError(f"no model without near-ties in the series of seed {seed}; widen initializer_range")
+
+
+def tiny_mamba(seed: int = 0, *, context: float = 1.0, **changes: Any) -> Mamba2ForCausalLM:
+    """A random Mamba 2 of the same sizes: a state that cannot be cut, scanned in chunks of 8 tokens.
+
+    Args:
+        context: scales what the layers add, as in :func:`tiny_model`.
+        changes: options of the configuration.
+    """
+    options: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 16,
+        "n_groups": 2,
+        "chunk_size": 8,
+        "initializer_range": 0.4,
+        "max_position_embeddings": 256,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    model = random_model(Mamba2ForCausalLM, Mamba2Config(**{**options, **changes}), seed)
+    for layer in model.backbone.layers:
+        layer.mixer.out_proj.weight *= context
+    return model
 
 
 def random_model(kind: type[Any], config: Any, seed: int) -> Any:
@@ -173,4 +202,4 @@ def target_for(
     twin = copy.deepcopy(model).to(dtype)
     twin.config._attn_implementation = ATTENTION_NAME
     limit = max_model_len or int(twin.config.get_text_config().max_position_embeddings)
-    return TargetModel(twin, limit, packed=packed)
+    return wrap_model(twin, limit, packed=packed)

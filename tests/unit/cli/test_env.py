@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from foredraft.cli import env
+from foredraft.cli.main import app
 from foredraft.target import native_build
 
 
@@ -50,3 +52,14 @@ def test_the_reason_why_there_are_no_kernels(folder, monkeypatch, bf16, compiler
     found = env.kernels(folder)
     assert not found["built"]
     assert words in found["reason"]
+
+
+def test_the_kinds_of_models():
+    """As JSON and as a table; what is refused has its reason."""
+    found = json.loads(CliRunner().invoke(app, ["env", "--models", "--json"]).stdout)
+    assert {"llama", "gpt2"} <= set(found["attention"])
+    assert {"mamba2", "lfm2"} <= set(found["replayed"])
+    assert "mamba" in found["stepped"]
+    assert "time_step_min" in found["refused"]["zamba2"]
+    shown = CliRunner().invoke(app, ["env", "--models"], terminal_width=200).stdout
+    assert all(name in shown for names in found.values() for name in names)

@@ -6,7 +6,7 @@ import pytest
 
 from foredraft import LLM, SamplingParams
 from foredraft.errors import InvalidOptionError, RequestError
-from foredraft.testing import reference, tiny_model
+from foredraft.testing import reference, tiny_mamba, tiny_model
 from foredraft.types import FinishReason
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -194,3 +194,19 @@ def test_a_draft_model_of_the_same_folder_accepts_all(folder, llm):
     outputs = drafted.generate(TEXTS, GREEDY)
     assert [o.outputs for o in outputs] == [o.outputs for o in llm.generate(TEXTS, GREEDY)]
     assert all(o.metrics.acceptance_rate == 1.0 for o in outputs)
+
+
+def test_a_recurrent_model_in_a_folder(tmp_path):
+    """It states no length limit, so any may be given; its kernels' bits change with the width of a pass."""
+    model = tiny_mamba(3, context=0.2)
+    del model.config.max_position_embeddings
+    model.save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", max_model_len=5000, speculative_config={"method": "ngram"})
+    assert llm.engine.target.max_model_len == 5000
+    prompts = [[7, 8, 9, 10, 7, 8, 9], [3]]
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24))
+    params = SamplingParams(temperature=0, max_tokens=24)
+    expected = [reference(model, prompt, params, max_model_len=100).token_ids for prompt in prompts]
+    assert [out.outputs[0].token_ids for out in outputs] == expected
+    assert outputs[0].contract == "near-tie"
+    assert LLM(str(tmp_path), dtype="float32").engine.target.max_model_len == 2048

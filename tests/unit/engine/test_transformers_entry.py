@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from foredraft import transformers_generate
 from foredraft.errors import InvalidOptionError, RequestError
-from foredraft.testing import tiny_model
+from foredraft.testing import tiny_mamba, tiny_model
 
 PAD = 0
 ROWS = [[5, 6, 7, 5, 6, 7, 5], [9], [20, 21, 22, 23]]
@@ -141,3 +141,16 @@ def test_a_seed_gives_the_same_sample_with_and_without_drafts(model, batch):
     assert torch.equal(plain, drafted)
     assert torch.equal(drafted, generate(model, batch, seed=7, **options))
     assert not torch.equal(drafted, generate(model, batch, seed=8, **options))
+
+
+def test_a_recurrent_model(batch):
+    """Left padding that transformers masks; a filled cache, which counts no tokens, is refused all the same."""
+    model = tiny_mamba(pad_token_id=PAD)
+    options = {"max_new_tokens": 20, "do_sample": False}
+    alone = [model.generate(torch.tensor([row]), pad_token_id=PAD, **options)[0, len(row) :] for row in ROWS]
+    out = generate(model, batch, **options)
+    assert torch.equal(out[:, -20:], torch.stack(alone))
+    cache = DynamicCache(config=model.config)
+    model(input_ids=torch.tensor([[5, 6]]), cache=cache, use_cache=True)
+    with pytest.raises(InvalidOptionError, match="cannot continue from a filled one"):
+        generate(model, {"input_ids": torch.tensor([[5, 6, 7]])}, **options, cache=cache)
