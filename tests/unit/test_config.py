@@ -13,7 +13,7 @@ from foredraft.errors import InvalidOptionError
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "ngrams"}, "method='ngrams' is not one of none, ngram, draft_model; did you mean 'ngram'"),
+        ({"method": "ngrams"}, "method='ngrams' is not one of none, ngram, suffix.*; did you mean 'ngram'"),
         ({"acceptance_rule": "blocks"}, "acceptance_rule='blocks' is not one of auto.*did you mean 'block'"),
         ({"num_speculative_tokens": 65}, r"num_speculative_tokens=65 is outside \[0, 64\]; 0 is plain decoding"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens=-1 is outside"),
