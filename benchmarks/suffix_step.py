@@ -25,7 +25,7 @@ from foredraft.sampling import SamplingRow
 from foredraft.types import SamplingParams
 
 NUM_STEPS, TOKENS_PER_STEP, RESPONSE_LEN = 1000, 4, 500
-RULE = SuffixRule(max_spec_factor=1.0, min_token_prob=0.1)
+RULE = SuffixRule()
 ROOT = Path(__file__).parent.parent
 
 

@@ -20,7 +20,7 @@ from foredraft.types import Draft
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A node of a candidate: the tokens up to it, and the position that they were followed to, if it is the only one."""
+    """A node of a candidate: the tokens up to it, and the position behind them, if they stand only there."""
 
     path: tuple[int, ...]
     position: int | None = None
@@ -55,37 +55,51 @@ def best_candidate(tree: ContextTree, text: Sequence[int], max_tokens: int, rule
     for length, context in reversed(tree.matches(recent)):
         budget = min(max_tokens, int(length * rule.max_spec_factor + 1e-6))
         if budget * _first_prob(context) > best.expected_len:
-            found = candidate(tree, recent, length, budget, rule)
+            grow = likeliest_tree if rule.width > 1 else likeliest_path
+            found = grow(tree, recent, length, budget, rule)
             if found.expected_len > best.expected_len:
                 best = found
     return best
 
 
-def candidate(tree: ContextTree, text: list[int], length: int, max_tokens: int, rule: SuffixRule) -> Candidate:
-    """What followed the last ``length`` tokens of a text, as often as it did."""
+def likeliest_path(tree: ContextTree, text: list[int], length: int, max_tokens: int, rule: SuffixRule) -> Candidate:
+    """What followed the last ``length`` tokens of a text most often, what followed that, and so on."""
+    path = Candidate()
+    prob, max_tokens = 1.0, min(max_tokens, rule.depth or max_tokens)
+    context = tree.find(text, length)
+    while context is not None and len(path.token_ids) < max_tokens:
+        if isinstance(context, int):
+            tokens = tree.following(context, max_tokens - len(path.token_ids))
+            path.token_ids += tokens
+            path.probs += [prob] * len(tokens)
+            break
+        prob *= _first_prob(context)
+        if prob < rule.min_token_prob:
+            break
+        path.token_ids.append(context.likeliest)
+        path.probs.append(prob)
+        context = tree.find(text + path.token_ids, min(length + len(path.token_ids), tree.max_depth))
+    path.parents += range(-1, len(path.token_ids) - 1)
+    return path
+
+
+def likeliest_tree(tree: ContextTree, text: list[int], length: int, max_tokens: int, rule: SuffixRule) -> Candidate:
+    """The most frequent paths behind the last ``length`` tokens of a text."""
 
     def expand(place: Place) -> Iterator[tuple[int, float, Place]]:
         if len(place.path) == rule.depth:
             return
-        if place.position is None:
-            known = min(length + len(place.path), tree.max_depth)
-            context = tree.find([*text, *place.path], known)
-        else:
-            context = place.position
+        context: Context | None = place.position
+        if context is None:
+            context = tree.find([*text, *place.path], min(length + len(place.path), tree.max_depth))
         if isinstance(context, int):
             for token in tree.following(context, 1):
                 yield token, 1.0, Place((*place.path, token), context + 1)
         elif context is not None:
-            for token in _likeliest(context.counts, context.likeliest, rule.width):
+            for token in nlargest(rule.width, context.counts, key=context.counts.__getitem__):
                 yield token, context.counts[token] / context.total, Place((*place.path, token))
 
     return grow_tree(Place(()), expand, max_tokens, min_prob=rule.min_token_prob)
-
-
-def _likeliest(counts: dict[int, int], first: int, width: int) -> list[int]:
-    if width == 1:
-        return [first]
-    return nlargest(width, counts, key=lambda token: (counts[token], token == first))
 
 
 def _first_prob(context: Context) -> float:

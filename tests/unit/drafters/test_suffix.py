@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 from foredraft.drafters import DraftRow
 from foredraft.drafters.context_tree import ContextTree
 from foredraft.drafters.response_store import ResponseStore
-from foredraft.drafters.suffix import SuffixDrafter, SuffixRule, best_candidate
+from foredraft.drafters.suffix import SuffixDrafter, SuffixRule, best_candidate, likeliest_tree
 from foredraft.errors import InvalidOptionError
 from foredraft.sampling import SamplingRow
 from foredraft.types import SamplingParams
 
-RULE = SuffixRule(max_spec_factor=1.0, min_token_prob=0.1)
+RULE = SuffixRule()
 
 
 def row(sequence_id, tokens, k):
@@ -84,20 +85,69 @@ def test_the_candidate_is_that_of_the_definition(texts, depth, k, factor, min_pr
     rule = SuffixRule(max_spec_factor=factor, min_token_prob=min_prob)
     found = best_candidate(tree, texts[-1], k, rule)
     tokens, probs = best_by_search(texts, texts[-1], k, depth, rule)
-    assert found.score == pytest.approx(sum(probs))
+    assert found.expected_len == pytest.approx(sum(probs))
     if found.token_ids != tokens:  # another suffix with the same score
         candidates = [
-            path_after(texts, texts[-1], n, min(k, int(n * factor + 1e-6)), depth, min_prob) for n in range(1, depth + 1)
+            path_after(texts, texts[-1], n, min(k, int(n * factor + 1e-6)), depth, min_prob)
+            for n in range(1, depth + 1)
         ]
         assert found.token_ids in [path for path, p in candidates if sum(p) == pytest.approx(sum(probs))]
-    assert len(found.path_probs) == len(found.token_ids) <= k
+    assert len(found.probs) == len(found.token_ids) <= k
+
+
+def tree_after(texts, text, length, budget, depth, rule):
+    """Of all paths the budget's most probable ones, by search: path -> probability."""
+    found, frontier = {}, {(): 1.0}
+    while frontier and len(found) < budget:
+        path = max(frontier, key=frontier.__getitem__)
+        prob = frontier.pop(path)
+        if path:
+            found[path] = prob
+        if len(path) == rule.depth:
+            continue
+        where = places(texts, (text + list(path))[-min(depth, length + len(path)) :])
+        following = Counter(texts[t][i] for t, i in where)
+        for token, count in following.most_common(rule.width):
+            if prob * count / following.total() >= rule.min_token_prob:
+                frontier[*path, token] = prob * count / following.total()
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    texts=st.lists(st.lists(st.integers(0, 2), max_size=16), min_size=1, max_size=4),
+    length=st.integers(1, 4),
+    budget=st.integers(0, 9),
+    width=st.integers(2, 3),
+    path_len=st.sampled_from([None, 1, 3]),
+)
+def test_a_tree_has_the_most_probable_paths(texts, length, budget, width, path_len):
+    """With a depth that nothing reaches, so that contexts are whole; ties may fall either way."""
+    tree, text = ContextTree(50), texts[-1]
+    for each in texts:
+        tree.begin_text()
+        tree.extend(each)
+    rule = SuffixRule(min_token_prob=0.15, width=width, depth=path_len)
+    if len(text) < length:
+        return
+    found = likeliest_tree(tree, text, length, budget, rule)
+    expected = tree_after(texts, text, length, budget, 50, rule)
+    if width == 3:  # all children: no ties among those left out
+        assert sorted(found.probs) == pytest.approx(sorted(expected.values()))
+    assert len(found.token_ids) <= budget
+    for node, (parent, state) in enumerate(zip(found.parents, found.states, strict=True)):
+        assert state.path[-1] == found.token_ids[node]
+        assert state.path[:-1] == (found.states[parent].path if parent >= 0 else ())
+        assert len(state.path) <= (path_len or 99)
+        assert sum(other == parent for other in found.parents) <= width
+    assert len({state.path for state in found.states}) == len(found.states)
 
 
 def test_a_longer_match_drafts_more():
     """A suffix of n tokens gives n draft tokens, twice as many with a factor of 2."""
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
     for factor, draft in ((1.0, [4, 5, 6]), (2.0, [4, 5, 6, 7, 8, 9]), (0.5, [4])):
-        drafter = SuffixDrafter(8, SuffixRule(max_spec_factor=factor, min_token_prob=0.1))
+        drafter = SuffixDrafter(8, SuffixRule(max_spec_factor=factor))
         assert proposed(drafter, 0, text, 8) == draft
 
 
@@ -135,7 +185,7 @@ def test_the_oldest_response_leaves_first():
     for response in ([1, 2], [1, 3], [1, 3, 4]):
         store.add(response)
     assert len(store) == 2
-    assert best_candidate(store.tree, [1], 4, RULE).path_probs == [1.0]
+    assert best_candidate(store.tree, [1], 4, RULE).probs == [1.0]
 
 
 def test_a_store_is_saved_and_loaded(tmp_path):
