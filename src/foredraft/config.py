@@ -120,7 +120,9 @@ class SpeculativeConfig:
     def _check_suffix_decoding(self) -> None:
         prefix = "suffix_decoding_"
         if self.suffix_decoding_max_tree_depth < 1:
-            raise InvalidOptionError(f"{prefix}max_tree_depth={self.suffix_decoding_max_tree_depth} is below 1")
+            raise InvalidOptionError(
+                f"{prefix}max_tree_depth={self.suffix_decoding_max_tree_depth} is below 1; use a positive number"
+            )
         if self.suffix_decoding_max_cached_requests < 0:
             raise InvalidOptionError(
                 f"{prefix}max_cached_requests={self.suffix_decoding_max_cached_requests} is below 0; 0 keeps none"
