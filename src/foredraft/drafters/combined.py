@@ -88,11 +88,11 @@ class Record:
 
 
 class _State:
-    """Of a sequence: each source's record, and what was proposed since the text had ``length`` tokens."""
+    """Of a sequence: each source's record, what each proposed when the text had ``length`` tokens, and whose it was."""
 
     def __init__(self, num_sources: int):
         self.records = [Record() for _ in range(num_sources)]
-        self.length = 0
+        self.length, self.chosen = 0, 0
         self.proposals: list[Proposal | None] = [None] * num_sources
 
 
@@ -120,18 +120,19 @@ class CombinedDrafter(Drafter):
         for index, source in enumerate(self.sources):
             if not source.stochastic:
                 self._ask(index, rows, states)
-        chosen = [self._choose(row, state) for row, state in zip(rows, states, strict=True)]
+        for row, state in zip(rows, states, strict=True):
+            state.chosen = self._choose(row, state)
         for index, source in enumerate(self.sources):
             if source.stochastic:
-                picked = [i for i, choice in enumerate(chosen) if choice == index]
+                picked = [i for i, state in enumerate(states) if state.chosen == index]
                 self._ask(index, [rows[i] for i in picked], [states[i] for i in picked])
-        return _joined([state.proposals[choice] for state, choice in zip(states, chosen, strict=True)])
+        return _joined([state.proposals[state.chosen] for state in states])
 
     def observe_pass(self, judged: JudgedDraft) -> None:
-        for source in self.sources:
-            if source.num_top_tokens:
-                top_token_ids = judged.top_token_ids[:, : source.num_top_tokens]
-                source.observe_pass(replace(judged, top_token_ids=top_token_ids))
+        """Only the source of a draft is shown what became of it: its nodes mean nothing to the others."""
+        source = self.sources[self._states[judged.sequence_id].chosen]
+        if source.num_top_tokens:
+            source.observe_pass(replace(judged, top_token_ids=judged.top_token_ids[:, : source.num_top_tokens]))
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
         for source in self.sources:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foredraft.drafters import Drafter, DraftRow
+from foredraft.drafters import Drafter, DraftRow, JudgedDraft
 from foredraft.drafters.base import chain_draft, tree_draft
 from foredraft.drafters.combined import CombinedDrafter, Proposal, Record, prior_path_probs
 from foredraft.sampling import SamplingRow
@@ -143,6 +143,23 @@ def test_capabilities_are_those_of_all_sources():
     assert (both.makes_trees, both.needs_features, both.num_top_tokens, both.stochastic) == (True, True, 4, True)
     assert not both.rolls_back
     assert combined(plain, plain).rolls_back
+
+
+def test_a_judged_draft_is_shown_to_its_source_alone():
+    """With as many of the likeliest tokens as that one asks for."""
+    seen = []
+    first, second, third = Fixed([1], [0.1]), Fixed([2], [0.9]), Fixed([3], [0.2])
+    for source, top in ((first, 3), (second, 2), (third, 0)):
+        source.num_top_tokens = top
+        source.observe_pass = lambda judged, source=source: seen.append((source, judged.top_token_ids.tolist()))
+    drafter = combined(first, second, third)
+    drafter.propose([row([5], 1)])
+    drafter.observe_pass(JudgedDraft(0, [5, 2], [-1], [0], torch.tensor([[2, 7, 8], [4, 5, 6]])))
+    assert seen == [(second, [[2, 7], [4, 5]])]
+    third.path_probs = [0.95]
+    drafter.propose([row([5], 1)])
+    drafter.observe_pass(JudgedDraft(0, [5, 3], [-1], [0], torch.tensor([[2, 7, 8], [4, 5, 6]])))
+    assert len(seen) == 1
 
 
 def test_a_proposal_is_compared_with_what_was_emitted():
