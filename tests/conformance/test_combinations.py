@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from foredraft.testing import (
-    LOSSLESS_RULES,
     MODES,
     MakeDrafter,
     Totals,
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:no tokenizer to compare draft mo
 FromRegistry = Callable[[str], MakeDrafter]
 
 
-@pytest.mark.parametrize("mode", ["greedy", "greedy-stop", "top-p", "penalties"])
+@pytest.mark.parametrize("mode", ["greedy", "greedy-stop", "top-p"])
 def test_tokens_by_mode(from_registry: FromRegistry, combination: str, mode: str):
     totals = Totals()
     check_tokens(from_registry(combination), "auto", mode, 5, totals=totals)
@@ -31,17 +30,17 @@ def test_tokens_by_mode(from_registry: FromRegistry, combination: str, mode: str
     assert totals.longest_draft > 1
 
 
-@pytest.mark.parametrize("rule", [rule for rule in LOSSLESS_RULES if rule != "auto"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_tokens_by_rule(from_registry: FromRegistry, combination: str, rule: str):
+    """Rows with a law and rows without in one batch; the other rules are among the slow tests."""
     if rule == "block" and makes_trees(from_registry(combination)):
         return  # refused, as it is for every drafter of trees
     check_tokens(from_registry(combination), rule, "top-k", 4)
 
 
-@pytest.mark.parametrize("rule", ["rejection", "coupled"])
-def test_distribution(from_registry: FromRegistry, combination: str, rule: str):
+def test_distribution(from_registry: FromRegistry, combination: str):
     """The choice of a source does not look at what it would draw."""
-    assert 0.05 < check_distribution(from_registry(combination), rule, num_texts=2500) < 0.95
+    assert 0.05 < check_distribution(from_registry(combination), "rejection", num_texts=2500) < 0.95
 
 
 def test_interface(from_registry: FromRegistry, combination: str):
