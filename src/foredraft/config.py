@@ -10,12 +10,12 @@ from typing import Any
 from foredraft.errors import InvalidOptionError
 from foredraft.types import check_option_names
 
-METHODS = ("none", "ngram", "draft_model")
-TREE_METHODS = ("draft_model",)
+METHODS = ("none", "ngram", "suffix", "prediction", "draft_model")
+TREE_METHODS = ("suffix", "draft_model")
 ACCEPTANCE_RULES = ("auto", "rejection", "block", "coupled", "match", "typical")
 NUMERICS = ("invariant", "fast")
 HETEROGENEOUS_VOCAB_METHODS = ("tli", "slem")
-DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 7, "draft_model": 4}
+DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 7, "suffix": 16, "prediction": 16, "draft_model": 4}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,8 +23,10 @@ class SpeculativeConfig:
     """How tokens are drafted and accepted. Names as in vLLM where the meaning is the same.
 
     Attributes:
-        method: ``none``, ``ngram`` (copy what followed the last words before) or ``draft_model``.
-        num_speculative_tokens: most draft tokens of a step, all nodes of a tree counted; None takes the method's
+        method: ``none``, ``ngram`` (copy what followed the last words before), ``suffix`` (what followed them most
+            often, here and in earlier responses), ``prediction`` (the text that a request expects) or
+            ``draft_model``; or several joined by ``+``, preferred in that order: ``ngram+draft_model``.
+        num_speculative_tokens: most draft tokens of a step, all nodes of a tree counted; None takes each method's
             default.
         tree_width: most children of a token in the draft; 1 drafts chains.
         tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model.
@@ -34,6 +36,12 @@ class SpeculativeConfig:
             ``slem`` drafts text and has the target's tokenizer cut it (string-level exact match; transformers'
             universal assisted generation).
         prompt_lookup_max, prompt_lookup_min: longest and shortest suffix that ``ngram`` looks up.
+        suffix_decoding_max_tree_depth: longest suffix that ``suffix`` looks up.
+        suffix_decoding_max_cached_requests: responses that ``suffix`` keeps for later requests, the oldest leaving
+            first; 0 keeps none. Who can time answers can tell what is kept, so it is off by default.
+        suffix_decoding_max_spec_factor: most draft tokens per token of the suffix found.
+        suffix_decoding_min_token_prob: draft tokens are left out that were reached less often than that.
+        suffix_decoding_store: file with the responses kept, read if it exists and written by ``LLM.close()``.
         acceptance_rule: ``auto`` is ``coupled`` for requests with a seed and ``rejection`` for others;
             greedy requests always accept on equality with the target's argmax.
         allow_lossy: needed for ``typical``, which changes the output's distribution.
@@ -49,17 +57,20 @@ class SpeculativeConfig:
     heterogeneous_vocab_method: str = "tli"
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 1
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 0
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_store: str | None = None
     acceptance_rule: str = "auto"
     allow_lossy: bool = False
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
 
     def __post_init__(self) -> None:
-        _check_choice("method", self.method, METHODS)
+        check_method(self.method)
         _check_choice("acceptance_rule", self.acceptance_rule, ACCEPTANCE_RULES)
         _check_choice("heterogeneous_vocab_method", self.heterogeneous_vocab_method, HETEROGENEOUS_VOCAB_METHODS)
-        if self.num_speculative_tokens is None:
-            object.__setattr__(self, "num_speculative_tokens", DEFAULT_NUM_SPECULATIVE_TOKENS[self.method])
         if not 0 <= self.max_draft_tokens <= 64:
             raise InvalidOptionError(
                 f"num_speculative_tokens={self.num_speculative_tokens} is outside [0, 64]; 0 is plain decoding"
@@ -68,7 +79,7 @@ class SpeculativeConfig:
             raise InvalidOptionError(
                 f"tree_width={self.tree_width} and tree_depth={self.tree_depth} must be at least 1; width 1 is a chain"
             )
-        if self.tree_width > 1 and self.method not in TREE_METHODS:
+        if self.tree_width > 1 and not set(self.methods) & set(TREE_METHODS):
             raise InvalidOptionError(
                 f"tree_width={self.tree_width} has no effect with method {self.method!r}, which drafts chains; "
                 f"methods with trees: {', '.join(TREE_METHODS)}"
@@ -78,11 +89,12 @@ class SpeculativeConfig:
                 f"prompt_lookup_min={self.prompt_lookup_min} must be at least 1 and at most "
                 f"prompt_lookup_max={self.prompt_lookup_max}"
             )
-        if self.method == "draft_model" and not self.model:
-            raise InvalidOptionError("method 'draft_model' needs model=: a folder, hub id or short name")
-        if self.method != "draft_model" and self.model:
+        self._check_suffix_decoding()
+        if "draft_model" in self.methods and not self.model:
+            raise InvalidOptionError(f"method {self.method!r} needs model=: a folder, hub id or short name")
+        if "draft_model" not in self.methods and self.model:
             raise InvalidOptionError(f"model={self.model!r} has no effect with method {self.method!r}; leave it out")
-        if self.method != "draft_model" and self.use_heterogeneous_vocab:
+        if "draft_model" not in self.methods and self.use_heterogeneous_vocab:
             raise InvalidOptionError(f"use_heterogeneous_vocab has no effect with method {self.method!r}; leave it out")
         if self.tree_width > 1 and self.use_heterogeneous_vocab:
             raise InvalidOptionError(
@@ -108,12 +120,47 @@ class SpeculativeConfig:
         return cls(**(options or {}))
 
     @property
+    def methods(self) -> tuple[str, ...]:
+        """The parts of ``method``."""
+        return tuple(self.method.split("+"))
+
+    @property
     def max_draft_tokens(self) -> int:
-        return self.num_speculative_tokens or 0
+        return max(map(self.draft_limit, self.methods))
+
+    def draft_limit(self, method: str) -> int:
+        """Most draft tokens of one part of ``method``."""
+        given = self.num_speculative_tokens
+        return DEFAULT_NUM_SPECULATIVE_TOKENS[method] if given is None else given
 
     @property
     def is_lossy(self) -> bool:
         return self.acceptance_rule == "typical"
+
+    def _check_suffix_decoding(self) -> None:
+        prefix = "suffix_decoding_"
+        if self.suffix_decoding_max_tree_depth < 1:
+            raise InvalidOptionError(
+                f"{prefix}max_tree_depth={self.suffix_decoding_max_tree_depth} is below 1; use a positive number"
+            )
+        if self.suffix_decoding_max_cached_requests < 0:
+            raise InvalidOptionError(
+                f"{prefix}max_cached_requests={self.suffix_decoding_max_cached_requests} is below 0; 0 keeps none"
+            )
+        if not self.suffix_decoding_max_spec_factor > 0.0:
+            raise InvalidOptionError(
+                f"{prefix}max_spec_factor={self.suffix_decoding_max_spec_factor} must be above 0; 1 drafts as many "
+                "tokens as were found"
+            )
+        if not 0.0 <= self.suffix_decoding_min_token_prob <= 1.0:
+            raise InvalidOptionError(
+                f"{prefix}min_token_prob={self.suffix_decoding_min_token_prob} is outside [0, 1]; 0 leaves nothing out"
+            )
+        if self.suffix_decoding_store and not self.suffix_decoding_max_cached_requests:
+            raise InvalidOptionError(
+                f"{prefix}store={self.suffix_decoding_store!r} has no effect with {prefix}max_cached_requests=0; "
+                "say how many responses are kept"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +207,15 @@ class EngineConfig:
         """Build from keyword arguments; an unknown name raises and the nearest one is named."""
         check_option_names(options, tuple(f.name for f in fields(cls)), "LLM")
         return cls(**options)
+
+
+def check_method(method: str) -> None:
+    """Raise :class:`InvalidOptionError` unless it is a method, or several different ones joined by ``+``."""
+    parts = method.split("+")
+    for part in parts:
+        _check_choice("method", part, METHODS)
+    if len(set(parts)) < len(parts) or (len(parts) > 1 and "none" in parts):
+        raise InvalidOptionError(f"method={method!r} must join different methods that draft, as in 'ngram+draft_model'")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

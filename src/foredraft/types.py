@@ -141,12 +141,15 @@ class Draft:
         probs: ``[B, N, V]`` float32, the very tensor the tokens were drawn from, after all filters (a sibling
             drawn without replacement: without the earlier ones, normalised); None means a deterministic
             proposal, whose siblings differ.
+        path_probs: per row and token, the source's own estimate of the chance that the token and all before it
+            are accepted; None if it makes none.
     """
 
     token_ids: Tensor
     parents: Tensor
     num_draft_tokens: list[int]
     probs: Tensor | None = None
+    path_probs: list[list[float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +179,18 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to decode. ``request_id`` is the caller's name for it."""
+    """One prompt to decode.
+
+    Attributes:
+        request_id: the caller's name for it.
+        prediction_token_ids: what the output is expected to be like; drafted from by the method ``prediction``.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     prompt: str | None = None
+    prediction_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

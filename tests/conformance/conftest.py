@@ -1,24 +1,58 @@
-"""Builds every drafter of the registry by its name, the way an engine does."""
+"""Builds every drafter of the registry by its name, and combinations of them, the way an engine does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foredraft import EngineConfig, SpeculativeConfig
-from foredraft.drafters import DRAFTERS, Drafter, make_drafter
-from foredraft.errors import InvalidOptionError
+from foredraft import EngineConfig, SamplingParams, SpeculativeConfig
+from foredraft.drafters import DRAFTERS, Drafter, DraftRow, make_drafter
 from foredraft.target.forward import TargetModel
-from foredraft.testing import MakeDrafter
+from foredraft.testing import MakeDrafter, RecordingDrafter, reference
+from foredraft.testing.conformance import NUM_TOKENS, PROMPTS, conformance_models
+from foredraft.types import Draft
 
+LONG_DRAFTS = {"suffix_decoding_max_spec_factor": 8.0}
+"""The texts are short, and so are the suffixes found in them."""
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in DRAFTERS},
     "draft_model-tree": {"method": "draft_model", "tree_width": 2, "tree_depth": 3},
+    "suffix": {"method": "suffix", **LONG_DRAFTS},
+    "suffix-tree": {"method": "suffix", "tree_width": 3, **LONG_DRAFTS, "suffix_decoding_min_token_prob": 0.0},
 }
 """Configurations to be tested: every method of the registry, and the trees of those that draft them on request."""
+COMBINATIONS: dict[str, dict[str, Any]] = {
+    "ngram+suffix": {"method": "ngram+suffix", **LONG_DRAFTS},
+    "ngram+draft_model": {"method": "ngram+draft_model"},
+    "prediction+suffix+draft_model": {"method": "prediction+suffix+draft_model", **LONG_DRAFTS},
+    "suffix+draft_model-trees": {"method": "suffix+draft_model", "tree_width": 2, "tree_depth": 3, **LONG_DRAFTS},
+}
+"""Several sources at once: configuration alone."""
+
+
+class Predicting(RecordingDrafter):
+    """Gives requests a prediction, as a user would: the greedy output with tokens left out, put in and replaced."""
+
+    def __init__(self, inner: Drafter):
+        super().__init__(inner)
+        greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
+        model = conformance_models()[0]
+        self.predictions = {prompt: self._edited(reference(model, prompt, greedy).token_ids) for prompt in PROMPTS}
+
+    @staticmethod
+    def _edited(output: Sequence[int]) -> tuple[int, ...]:
+        return (*output[:6], 60, *output[6:10], *output[11:14], 61, *output[15:])
+
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        return super().propose([replace(row, prediction_token_ids=self._prediction(row)) for row in rows])
+
+    def _prediction(self, row: DraftRow) -> tuple[int, ...]:
+        known = [prompt for prompt in self.predictions if tuple(row.token_ids[: len(prompt)]) == prompt]
+        return self.predictions[max(known, key=len)] if known else (1, 0, 1, 2, 0, 1, 1)
 
 
 @pytest.fixture(params=VARIANTS)
@@ -29,6 +63,11 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=[name for name in VARIANTS if name != "none"])
 def drafting(request: pytest.FixtureRequest) -> str:
     """The name of a variant that drafts."""
+    return str(request.param)
+
+
+@pytest.fixture(params=COMBINATIONS)
+def combination(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -44,12 +83,14 @@ def from_registry(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Mak
         return folders[id(model)]
 
     def for_method(name: str) -> MakeDrafter:
+        options = {**VARIANTS, **COMBINATIONS}[name]
+        methods = options["method"].split("+")
+
         def build(target: TargetModel, draft_model: Any) -> Drafter:
-            try:
-                speculative = SpeculativeConfig(**VARIANTS[name])
-            except InvalidOptionError:
-                speculative = SpeculativeConfig(**VARIANTS[name], model=str(folder_of(draft_model)))
-            return make_drafter(speculative, EngineConfig(model="tiny", dtype="float32"), target, None)
+            model = {"model": str(folder_of(draft_model))} if "draft_model" in methods else {}
+            speculative = SpeculativeConfig(**options, **model)
+            drafter = make_drafter(speculative, EngineConfig(model="tiny", dtype="float32"), target, None)
+            return Predicting(drafter) if "prediction" in methods else drafter
 
         return build
 

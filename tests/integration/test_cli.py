@@ -42,6 +42,25 @@ def test_show_drafts_marks_what_was_accepted_and_changes_no_text():
     assert "draft tokens accepted" in marked.stderr
 
 
+def test_a_prediction_and_kept_responses_change_no_text(tmp_path):
+    """The answer itself as the prediction: few passes. Kept in a file, it is found again by the next run."""
+    arguments = ["generate", MODEL, "The capital of France is", "--max-tokens", "24"]
+    plain = run(*arguments, "--method", "none").stdout
+    prediction, store = tmp_path / "expected.txt", tmp_path / "responses.npz"
+    prediction.write_text(plain.rstrip("\n"))
+    predicted = run(*arguments, "--prediction", str(prediction))
+    assert predicted.stdout == plain
+    assert tokens_per_pass(predicted) > 4
+    options = {"method": "suffix", "suffix_decoding_max_cached_requests": 5, "suffix_decoding_store": str(store)}
+    first, second = (run(*arguments, "--speculative-config", json.dumps(options)) for _ in range(2))
+    assert first.stdout == second.stdout == plain
+    assert tokens_per_pass(second) > 2 > tokens_per_pass(first)
+
+
+def tokens_per_pass(result) -> float:
+    return float(result.stderr.split(" tokens per target pass")[0].split()[-1])
+
+
 def test_several_prompts_come_in_order_and_as_alone():
     prompts = ["1, 2, 3, 4,", "The capital of Italy is"]
     alone = [run("generate", MODEL, prompt, "--max-tokens", "6").stdout.rstrip("\n") for prompt in prompts]

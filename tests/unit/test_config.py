@@ -13,7 +13,7 @@ from foredraft.errors import InvalidOptionError
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "ngrams"}, "method='ngrams' is not one of none, ngram, draft_model; did you mean 'ngram'"),
+        ({"method": "ngrams"}, "method='ngrams' is not one of none, ngram, suffix.*; did you mean 'ngram'"),
         ({"acceptance_rule": "blocks"}, "acceptance_rule='blocks' is not one of auto.*did you mean 'block'"),
         ({"num_speculative_tokens": 65}, r"num_speculative_tokens=65 is outside \[0, 64\]; 0 is plain decoding"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens=-1 is outside"),
@@ -31,6 +31,26 @@ from foredraft.errors import InvalidOptionError
             "tree_width=2 has no effect with use_heterogeneous_vocab, which drafts chains; leave one of them out",
         ),
         ({"heterogeneous_vocab_method": "slim"}, "'slim' is not one of tli, slem; did you mean 'slem'"),
+        ({"method": "ngram+draft_model"}, r"method 'ngram\+draft_model' needs model=: a folder, hub id or short name"),
+        ({"method": "ngram+sufix"}, "method='sufix' is not one of .*did you mean 'suffix'"),
+        ({"method": "ngram+ngram"}, r"method='ngram\+ngram' must join different methods that draft"),
+        ({"method": "none+ngram"}, r"method='none\+ngram' must join different methods that draft"),
+        ({"method": "ngram+"}, "method='' is not one of"),
+        (
+            {"method": "ngram+prediction", "tree_width": 2},
+            r"tree_width=2 has no effect with method 'ngram\+prediction'",
+        ),
+        ({"suffix_decoding_max_tree_depth": 0}, "suffix_decoding_max_tree_depth=0 is below 1; use a positive"),
+        (
+            {"suffix_decoding_max_cached_requests": -1},
+            "suffix_decoding_max_cached_requests=-1 is below 0; 0 keeps none",
+        ),
+        ({"suffix_decoding_max_spec_factor": 0.0}, "suffix_decoding_max_spec_factor=0.0 must be above 0; 1 drafts"),
+        ({"suffix_decoding_min_token_prob": 1.5}, r"suffix_decoding_min_token_prob=1.5 is outside \[0, 1\]; 0 leaves"),
+        (
+            {"suffix_decoding_store": "x"},
+            "suffix_decoding_store='x' has no effect with .*max_cached_requests=0; say how",
+        ),
         ({"acceptance_rule": "typical"}, "changes the output's distribution; pass allow_lossy=True"),
     ],
 )
@@ -40,13 +60,23 @@ def test_what_cannot_be_is_refused_with_the_remedy(options, message):
         SpeculativeConfig(**options)
 
 
-@pytest.mark.parametrize(("method", "default"), [("none", 0), ("ngram", 7), ("draft_model", 4)])
+@pytest.mark.parametrize(("method", "default"), [("none", 0), ("ngram", 7), ("suffix", 16), ("draft_model", 4)])
 def test_each_method_has_its_own_default_length(method, default):
     """0 is a length too, and not taken for a missing one."""
     options = {"method": method} | ({"model": "x"} if method == "draft_model" else {})
     assert SpeculativeConfig(**options).max_draft_tokens == default
     assert SpeculativeConfig(**options, num_speculative_tokens=0).max_draft_tokens == 0
     assert SpeculativeConfig(**options, num_speculative_tokens=64).max_draft_tokens == 64
+
+
+def test_a_combination_has_the_methods_and_their_lengths():
+    """The longest counts for the step, each method keeps its own; a given length is for all."""
+    config = SpeculativeConfig(method="ngram+suffix+draft_model", model="x", tree_width=2)
+    assert config.methods == ("ngram", "suffix", "draft_model")
+    assert config.max_draft_tokens == 16
+    assert [config.draft_limit(method) for method in config.methods] == [7, 16, 4]
+    config = SpeculativeConfig(method="ngram+suffix", num_speculative_tokens=5)
+    assert [config.max_draft_tokens, *map(config.draft_limit, config.methods)] == [5, 5, 5]
 
 
 def test_from_options_takes_a_mapping_an_object_or_nothing():

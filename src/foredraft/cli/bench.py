@@ -33,7 +33,7 @@ def bench(
     ] = None,
     per_category: Annotated[int | None, typer.Option(help="Prompts of each category of the dataset.")] = None,
     methods: Annotated[
-        str, typer.Option(help="Of none, ngram and draft_model; none is always run.")
+        str, typer.Option(help="As for generate --method, separated by commas; none is always run.")
     ] = "none,ngram,draft_model",
     draft_model: Annotated[
         str | None, typer.Option(help="Folder, hub id or short name.  [default: the target itself]")

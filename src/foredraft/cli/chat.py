@@ -36,7 +36,7 @@ def chat(
     method: options.Method = None,
     draft_model: options.DraftModel = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
-    heterogeneous_vocab_method: options.HeterogeneousVocabMethod = None,
+    speculative_options: options.SpeculativeOptions = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -52,9 +52,14 @@ def chat(
         seed=seed,
         max_tokens=max_tokens,
     )
-    speculative = options.speculative_config(method, draft_model, num_speculative_tokens, heterogeneous_vocab_method)
-    llm = decoding.load_llm(model, speculative, dtype=dtype, device=device, num_threads=threads, numerics=numerics)
-    start = [{"role": "system", "content": system}] if system else []
+    speculative = options.speculative_config(method, draft_model, num_speculative_tokens, speculative_options)
+    with decoding.load_llm(
+        model, speculative, dtype=dtype, device=device, num_threads=threads, numerics=numerics
+    ) as llm:
+        _talk(llm, [{"role": "system", "content": system}] if system else [], params, show_drafts)
+
+
+def _talk(llm: LLM, start: list[dict[str, str]], params: SamplingParams, show_drafts: bool) -> None:
     messages = list(start)
     llm.chat_token_ids([*start, {"role": "user", "content": "?"}])  # fails now if there is no chat template
     for line in _lines():

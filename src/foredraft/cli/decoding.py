@@ -48,11 +48,20 @@ class Follower:
         RequestError: it cannot be served.
     """
 
-    def __init__(self, llm: LLM, name: str, token_ids: Sequence[int], params: SamplingParams):
+    def __init__(
+        self,
+        llm: LLM,
+        name: str,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        prediction_token_ids: tuple[int, ...] = (),
+    ):
         from foredraft.engine.detokenize import Detokenizer
 
         self._engine = llm.engine
-        self.sequence: Running = llm.engine.add_request(Request(name, list(token_ids), params))
+        self.sequence: Running = llm.engine.add_request(
+            Request(name, list(token_ids), params, prediction_token_ids=prediction_token_ids)
+        )
         self._texts = Detokenizer(llm.tokenizer, (), False, params.skip_special_tokens)
         self._waiting: deque[Piece] = deque()
         self._known_len = 0

@@ -38,10 +38,14 @@ def generate(
     seed: options.Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends the output; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(help="File with the text that the output is expected to be like; method: prediction+ngram."),
+    ] = None,
     method: options.Method = None,
     draft_model: options.DraftModel = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
-    heterogeneous_vocab_method: options.HeterogeneousVocabMethod = None,
+    speculative_options: options.SpeculativeOptions = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -62,20 +66,26 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    speculative = options.speculative_config(method, draft_model, num_speculative_tokens, heterogeneous_vocab_method)
+    if prediction is not None and method is None:
+        method = "prediction+ngram"
+    speculative = options.speculative_config(method, draft_model, num_speculative_tokens, speculative_options)
+    if prediction is not None and "prediction" not in speculative.methods:
+        raise InvalidOptionError(
+            f"--prediction has no effect with method {speculative.method!r}; leave one of them out"
+        )
     prompts = _read_prompts(prompt or [], file)
-    llm = decoding.load_llm(model, speculative, dtype=dtype, device=device, num_threads=threads, numerics=numerics)
-    _run(llm, prompts, params, chat, show_drafts)
+    expected = None if prediction is None else _read(prediction, "prediction")
+    with decoding.load_llm(
+        model, speculative, dtype=dtype, device=device, num_threads=threads, numerics=numerics
+    ) as llm:
+        _run(llm, prompts, expected, params, chat, show_drafts)
 
 
 def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
     if prompts and file is not None:
         raise InvalidOptionError(f"there is a prompt and --file {file}; give one of them")
     if file is not None:
-        try:
-            prompts = [file.read_text(encoding="utf-8")]
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidOptionError(f"the prompt in {file} cannot be read: {error}") from error
+        prompts = [_read(file, "prompt")]
     elif not prompts:
         if sys.stdin.isatty():
             raise InvalidOptionError("there is no prompt; give it after the model, with --file, or on stdin")
@@ -85,11 +95,22 @@ def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
     return prompts
 
 
-def _run(llm: LLM, prompts: list[str], params: SamplingParams, chat: bool, show_drafts: bool) -> None:
+def _read(file: Path, what: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOptionError(f"the {what} in {file} cannot be read: {error}") from error
+
+
+def _run(
+    llm: LLM, prompts: list[str], prediction: str | None, params: SamplingParams, chat: bool, show_drafts: bool
+) -> None:
     """Decode, print and count. A lone prompt is printed as it comes, several in their order at the end."""
     console, notes = Console(highlight=False), Console(stderr=True, highlight=False)
+    predicted = llm.prediction_token_ids(prediction or ())
     followers = [
-        decoding.Follower(llm, str(index), _token_ids(llm, text, chat), params) for index, text in enumerate(prompts)
+        decoding.Follower(llm, str(index), _token_ids(llm, text, chat), params, predicted)
+        for index, text in enumerate(prompts)
     ]
     pieces: dict[str, list[decoding.Piece]] = {follower.name: [] for follower in followers}
     interrupted = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
@@ -14,18 +15,23 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 Model = Annotated[str, typer.Argument(help="Folder, hub id or short name.")]
 Method = Annotated[
     str | None,
-    typer.Option(help="none, ngram or draft_model.  [default: ngram, or draft_model with --draft-model]"),
+    typer.Option(
+        help="none, ngram, suffix, prediction, draft_model, or several, as in ngram+draft_model.  "
+        "[default: ngram, or draft_model with --draft-model]"
+    ),
 ]
 DraftModel = Annotated[
     str | None, typer.Option(help="The draft model of method draft_model: folder, hub id or short name.")
 ]
-HeterogeneousVocabMethod = Annotated[
-    str | None,
-    typer.Option(help="For a draft model with another tokenizer: tli (tokens that both have) or slem (text)."),
-]
 NumSpeculativeTokens = Annotated[
     int | None,
     typer.Option("--num-speculative-tokens", "-k", help="Most draft tokens of a pass; None: the method's own."),
+]
+SpeculativeOptions = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config", help="More options as JSON, such as '{\"suffix_decoding_max_cached_requests\": 100}'."
+    ),
 ]
 Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's), bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
@@ -40,20 +46,20 @@ Seed = Annotated[int | None, typer.Option(help="With a seed, the tokens are thos
 
 
 def speculative_config(
-    method: str | None,
-    draft_model: str | None,
-    num_speculative_tokens: int | None,
-    heterogeneous_vocab_method: str | None = None,
+    method: str | None, draft_model: str | None, num_speculative_tokens: int | None, more: str | None = None
 ) -> SpeculativeConfig:
     """The drafter that the options describe; without a method, it follows from ``--draft-model``.
+
+    Args:
+        more: JSON of ``--speculative-config``; an option of its own on the command line goes before it.
 
     Raises:
         InvalidOptionError: they do not fit together.
     """
-    chosen = method or ("draft_model" if draft_model else "ngram")
-    options: dict[str, Any] = {"method": chosen, "model": draft_model}
-    if heterogeneous_vocab_method is not None:
-        options |= {"use_heterogeneous_vocab": True, "heterogeneous_vocab_method": heterogeneous_vocab_method}
+    options = _json_options(more)
+    draft_model = draft_model or options.get("model")
+    chosen = method or options.get("method") or ("draft_model" if draft_model else "ngram")
+    options |= {"method": chosen, "model": draft_model}
     if num_speculative_tokens is not None:
         if DEFAULT_NUM_SPECULATIVE_TOKENS.get(chosen) == 0:
             raise InvalidOptionError(
@@ -62,6 +68,16 @@ def speculative_config(
             )
         options["num_speculative_tokens"] = num_speculative_tokens
     return SpeculativeConfig.from_options(options)
+
+
+def _json_options(text: str | None) -> dict[str, Any]:
+    try:
+        options = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise InvalidOptionError(f"--speculative-config {text} is not JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise InvalidOptionError(f"--speculative-config {text} is not an object, as in '{{\"prompt_lookup_max\": 3}}'")
+    return options
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -23,6 +22,7 @@ class DraftRow:
         noise_seed: key of the sequence's random streams.
         rule: the acceptance rule; under ``coupled`` a stochastic drafter draws with the target's noise.
         sampling_row: what the sampling pipeline needs for the token after a given draft prefix.
+        prediction_token_ids: the output that the request expects; empty if it says nothing.
     """
 
     sequence_id: int
@@ -31,6 +31,7 @@ class DraftRow:
     noise_seed: int
     rule: str
     sampling_row: Callable[[tuple[int, ...]], SamplingRow]
+    prediction_token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,15 @@ class Drafter(ABC):
         num_top_tokens: how many of the target's likeliest tokens ``observe_pass`` is shown at each node.
         stochastic: tokens are drawn, and ``Draft.probs`` says from what.
         rolls_back: its state follows when draft tokens are rejected.
+        cost: of a draft token, as a share of a target pass; 0 where no model is run.
     """
 
-    needs_features: ClassVar[bool] = False
+    needs_features: bool = False
     makes_trees: bool = False
     num_top_tokens: int = 0
-    stochastic: ClassVar[bool] = False
-    rolls_back: ClassVar[bool] = True
+    stochastic: bool = False
+    rolls_back: bool = True
+    cost: float = 0.0
 
     @abstractmethod
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
@@ -81,19 +84,24 @@ class Drafter(ABC):
     def forget(self, sequence_id: int) -> None:
         """A sequence ended; drop what is kept of it."""
 
+    def close(self) -> None:
+        """The engine is done with; write what should outlive it."""
 
-def chain_draft(tokens: Sequence[Sequence[int]], probs: torch.Tensor | None = None) -> Draft:
-    """A draft of chains, padded to the longest.
 
-    Args:
-        tokens: draft tokens per row.
-        probs: ``[B, N, V]`` they were drawn from, or None.
-    """
-    return tree_draft(tokens, [range(-1, len(row) - 1) for row in tokens], probs)
+def chain_draft(
+    tokens: Sequence[Sequence[int]],
+    probs: torch.Tensor | None = None,
+    path_probs: list[list[float]] | None = None,
+) -> Draft:
+    """A draft of chains, padded to the longest; see :func:`tree_draft`."""
+    return tree_draft(tokens, [range(-1, len(row) - 1) for row in tokens], probs, path_probs)
 
 
 def tree_draft(
-    tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], probs: torch.Tensor | None = None
+    tokens: Sequence[Sequence[int]],
+    parents: Sequence[Sequence[int]],
+    probs: torch.Tensor | None = None,
+    path_probs: list[list[float]] | None = None,
 ) -> Draft:
     """A draft of trees, padded to the largest.
 
@@ -101,6 +109,7 @@ def tree_draft(
         tokens: draft tokens per row, parents before children.
         parents: per token the index of its parent in the row, -1 for a child of the text.
         probs: ``[B, N, V]`` they were drawn from, or None.
+        path_probs: per token the source's own estimate, see :class:`~foredraft.types.Draft`.
     """
     counts = [len(row) for row in tokens]
     width = max(counts, default=0)
@@ -109,4 +118,4 @@ def tree_draft(
         filled = [[*row, *[0] * (width - len(row))] for row in values]
         return torch.tensor(filled, dtype=torch.int64).view(len(counts), width)
 
-    return Draft(token_ids=padded(tokens), parents=padded(parents), num_draft_tokens=counts, probs=probs)
+    return Draft(padded(tokens), padded(parents), counts, probs, path_probs)

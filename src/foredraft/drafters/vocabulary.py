@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from typing import Any
 
@@ -44,3 +45,11 @@ def check_same_vocabulary(
             f"draft model {draft_name} ends texts with token id {draft_tokenizer.eos_token_id}, the target with "
             f"{target_tokenizer.eos_token_id}; {_REMEDY}"
         )
+
+
+def vocabulary_name(tokenizer: Any, vocab_size: int) -> str:
+    """The same for the same tokens: their number, and a hash of their strings if there is a tokenizer."""
+    if tokenizer is None:
+        return f"{vocab_size} tokens"
+    tokens = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+    return f"{vocab_size} tokens, {hashlib.sha256(repr(tokens).encode()).hexdigest()[:16]}"

@@ -82,6 +82,9 @@ class Engine:
         outside = next((t for t in request.prompt_token_ids if not 0 <= t < self.target.vocab_size), None)
         if outside is not None:
             raise RequestError(f"prompt token id {outside} is outside the vocabulary [0, {self.target.vocab_size})")
+        outside = next((t for t in request.prediction_token_ids if not 0 <= t < self.target.vocab_size), None)
+        if outside is not None:
+            raise RequestError(f"prediction token id {outside} is outside the vocabulary [0, {self.target.vocab_size})")
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
         stop_ids = (*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))
@@ -138,6 +141,12 @@ class Engine:
         if sequence is not None:
             sequence.finish_reason = FinishReason.ABORT
             self._retire([sequence])
+
+    def close(self) -> None:
+        """End all requests; the drafter writes what should outlive it."""
+        for request_id in list(self.sequences):
+            self.abort(request_id)
+        self.drafter.close()
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -236,4 +245,5 @@ def _draft_row(sequence: Sequence, num_draft_tokens: int) -> DraftRow:
         sequence.noise_seed,
         sequence.rule,
         sequence.sampling_row,
+        sequence.request.prediction_token_ids,
     )

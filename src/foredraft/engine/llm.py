@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -69,6 +69,7 @@ class LLM:
         prompts: Prompt | Seq[Prompt],
         sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
+        prediction: Prompt | Seq[Prompt | None] | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Complete prompts, all in one batch as far as ``max_num_seqs`` allows.
@@ -76,6 +77,8 @@ class LLM:
         Args:
             prompts: texts or lists of token ids.
             sampling_params: one for all prompts, or one each.
+            prediction: what the output is expected to be like (a text or token ids), for the method
+                ``prediction``: one for all prompts, or one each, None for none. The output does not depend on it.
             use_tqdm: show a progress bar (the name is vLLM's).
 
         Returns:
@@ -84,8 +87,9 @@ class LLM:
 
         Raises:
             RequestError: a prompt can't be served; nothing has been run then.
+            InvalidOptionError: there is a prediction, and no drafter that uses it.
         """
-        sequences = self._add_all(prompts, sampling_params)
+        sequences = self._add_all(prompts, sampling_params, prediction)
         with _Advance(len(sequences), use_tqdm) as advance:
             try:
                 while self.engine.has_unfinished_requests:
@@ -131,32 +135,72 @@ class LLM:
             )
         )
 
+    def close(self) -> None:
+        """End all requests, and let the drafter write what should outlive it (``suffix_decoding_store``)."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _add_all(
-        self, prompts: Prompt | Seq[Prompt], sampling_params: SamplingParams | Seq[SamplingParams] | None
+        self,
+        prompts: Prompt | Seq[Prompt],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None,
+        prediction: Prompt | Seq[Prompt | None] | None = None,
     ) -> list[Sequence]:
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        many = cast(Seq[Prompt], [prompts] if single else prompts)
+        many = [prompts] if _is_one(prompts) else cast(Seq[Prompt], prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
             raise InvalidOptionError(f"{len(each)} sampling_params for {len(many)} prompts; give one, or one each")
+        predictions = self._predictions(prediction, len(many))
         added: list[Sequence] = []
         try:
-            for prompt, param in zip(many, each, strict=True):
-                added.append(self.engine.add_request(self._request(prompt, param)))
+            for prompt, param, predicted in zip(many, each, predictions, strict=True):
+                added.append(self.engine.add_request(self._request(prompt, param, predicted)))
         except Exception:
             for sequence in added:
                 self.engine.abort(sequence.request.request_id)
             raise
         return added
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def _predictions(self, prediction: Prompt | Seq[Prompt | None] | None, num_prompts: int) -> list[tuple[int, ...]]:
+        if prediction is None:
+            return [()] * num_prompts
+        if "prediction" not in self.speculative_config.methods:
+            raise InvalidOptionError(
+                f"a prediction has no effect with method {self.speculative_config.method!r}; use 'prediction', or "
+                "leave it out"
+            )
+        each = [prediction] * num_prompts if _is_one(prediction) else cast(Seq[Prompt | None], prediction)
+        if len(each) != num_prompts:
+            raise InvalidOptionError(f"{len(each)} predictions for {num_prompts} prompts; give one, or one each")
+        return [self.prediction_token_ids(one or ()) for one in each]
+
+    def prediction_token_ids(self, prediction: Prompt) -> tuple[int, ...]:
+        """Token ids of a text in the middle of another one: nothing is put before or behind it."""
+        if not isinstance(prediction, str):
+            return tuple(prediction)
+        if self.tokenizer is None:
+            raise RequestError(f"{self.config.model} has no tokenizer; give predictions as lists of token ids")
+        return tuple(self.tokenizer(prediction, add_special_tokens=False)["input_ids"])
+
+    def _request(self, prompt: Prompt, params: SamplingParams, prediction: tuple[int, ...]) -> Request:
         request_id = str(next(self._ids))
         if not isinstance(prompt, str):
-            return Request(request_id, list(prompt), params)
+            return Request(request_id, list(prompt), params, prediction_token_ids=prediction)
         if self.tokenizer is None:
             raise RequestError(f"{self.config.model} has no tokenizer; give prompts as lists of token ids")
-        return Request(request_id, list(self.tokenizer(prompt)["input_ids"]), params, prompt)
+        token_ids = list(self.tokenizer(prompt)["input_ids"])
+        return Request(request_id, token_ids, params, prompt, prediction)
+
+
+def _is_one(prompts: Prompt | Seq[Prompt | None]) -> TypeGuard[Prompt]:
+    """Whether it is one prompt, not a list of them."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
 
 
 def request_output(sequence: Sequence, contract: str) -> RequestOutput:

@@ -53,7 +53,7 @@ class Arm(Protocol):
 
     Attributes:
         engine: ``foredraft`` or the peer's name.
-        method: ``none``, ``ngram`` or ``draft_model``.
+        method: as in :class:`~foredraft.config.SpeculativeConfig`.
         num_speculative_tokens: most draft tokens of a pass.
     """
 

@@ -18,7 +18,7 @@ from foredraft.engine.llm import LLM
 from foredraft.errors import InvalidOptionError
 from foredraft.measure.arms import Arm, ForedraftArm, PassCounter
 from foredraft.measure.batches import measure_batches
-from foredraft.measure.options import BenchOptions
+from foredraft.measure.options import BenchOptions, needs_draft_model
 from foredraft.measure.results import ArmResult, BatchResult, Round, cell_name, summarise
 from foredraft.measure.workloads import LONG, Workload, built_in_workload, dataset_workloads, story_prompts
 
@@ -134,15 +134,15 @@ def load_arms(options: BenchOptions) -> tuple[LLM, list[Arm]]:
     for method in options.all_methods:
         config = SpeculativeConfig(
             method=method,
-            model=draft_model if method == "draft_model" else None,
+            model=draft_model if needs_draft_model(method) else None,
             num_speculative_tokens=None if method == "none" else options.num_speculative_tokens,
         )
         arms.append(ForedraftArm(llm, config, counter))
     if options.peer is not None:
-        from foredraft.measure.peer_transformers import PeerModel, TransformersArm
+        from foredraft.measure.peer_transformers import PEER_METHODS, PeerModel, TransformersArm
 
         peer = PeerModel(llm.config, draft_model if "draft_model" in options.all_methods else None)
-        for method in options.all_methods:
+        for method in (each for each in options.all_methods if each in PEER_METHODS):
             wanted = None if method == "none" else options.num_speculative_tokens
             arms.append(TransformersArm(peer, method, wanted))
     return llm, arms
@@ -180,7 +180,7 @@ def plan(options: BenchOptions, arms: Sequence[Arm], workloads: Sequence[Workloa
             if is_long and temperature != 0.0 and 0.0 in options.temperatures:
                 continue
             shows_drafting = not options.drafts_with_itself or (temperature == 0.0 and not is_long)
-            chosen = [arm for arm in arms if arm.method != "draft_model" or shows_drafting]
+            chosen = [arm for arm in arms if not needs_draft_model(arm.method) or shows_drafting]
             cells.append(Cell(workload, temperature, chosen))
     return cells
 
@@ -204,7 +204,7 @@ def _run_cells(options: BenchOptions, cells: Sequence[Cell], started: float, tel
 
 def _run_round(options: BenchOptions, cell: Cell, repeat: int) -> None:
     """Each arm once over each prompt, in turn. In the first round a warm-up of each arm comes before it."""
-    arms = [a for a in cell.arms if repeat == 0 or a.method != "draft_model" or not options.drafts_with_itself]
+    arms = [a for a in cell.arms if repeat == 0 or not needs_draft_model(a.method) or not options.drafts_with_itself]
     seed = options.seed + repeat
     if repeat == 0:
         for arm in arms:
@@ -227,7 +227,7 @@ def _key(arm: Arm) -> tuple[str, str]:
 
 
 def _is_worth_batching(arm: Arm, options: BenchOptions) -> bool:
-    return arm.method != "draft_model" or not options.drafts_with_itself
+    return not needs_draft_model(arm.method) or not options.drafts_with_itself
 
 
 def _batch_prompts(options: BenchOptions, llm: LLM, workloads: Sequence[Workload]) -> list[list[int]]:

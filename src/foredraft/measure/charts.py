@@ -35,7 +35,9 @@ def rate_chart(arms: Sequence[ArmResult]) -> str:
     def draw(axes: Axes) -> None:
         for index, arm in enumerate(arms):
             hatch = "" if arm.engine == "foredraft" else "///"
-            axes.barh(index, arm.decode_tokens_per_s, color=_COLORS[arm.method], hatch=hatch, edgecolor="white")
+            axes.barh(
+                index, arm.decode_tokens_per_s, color=_COLORS.get(arm.method, ORANGE), hatch=hatch, edgecolor="white"
+            )
             axes.text(arm.decode_tokens_per_s, index, f" {arm.decode_tokens_per_s:.1f}", va="center")
         axes.set_xlabel("tokens/s without prefill")
         axes.margins(x=0.12)

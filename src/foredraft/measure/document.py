@@ -6,6 +6,7 @@ from typing import Any
 
 from foredraft.measure import machine
 from foredraft.measure.bench import BenchResult
+from foredraft.measure.options import needs_draft_model
 from foredraft.measure.results import arm_document, batch_document, ratio_documents, ratios
 
 
@@ -16,7 +17,7 @@ def document(result: BenchResult, command: str) -> dict[str, Any]:
         command: what the user typed.
     """
     options = result.options
-    has_draft_model = "draft_model" in options.methods
+    has_draft_model = any(map(needs_draft_model, options.methods))
     return {
         "command": command,
         "model": options.model,

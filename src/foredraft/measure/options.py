@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from foredraft.config import METHODS, NUMERICS
+from foredraft.config import NUMERICS, check_method
 from foredraft.errors import InvalidOptionError
 from foredraft.measure.workloads import check_prompt_names
 
@@ -58,7 +58,8 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         _check_choices("peer", [self.peer] if self.peer else [], PEERS)
-        _check_choices("methods", self.methods, METHODS)
+        for method in self.methods:
+            check_method(method)
         _check_choices("numerics", [self.numerics], NUMERICS)
         _check_choices("dtype", [self.dtype], DTYPES)
         check_prompt_names(self.prompts)
@@ -69,7 +70,7 @@ class BenchOptions:
             raise InvalidOptionError(f"temperatures={self.temperatures} must be 0 (greedy) or above")
         if self.per_category is not None and self.dataset is None:
             raise InvalidOptionError(f"per_category={self.per_category} has no effect without a dataset")
-        if self.draft_model is not None and "draft_model" not in self.methods:
+        if self.draft_model is not None and not any(map(needs_draft_model, self.methods)):
             raise InvalidOptionError(
                 f"draft_model={self.draft_model!r} has no effect on the methods {', '.join(self.methods)}; "
                 "add draft_model to them"
@@ -97,6 +98,11 @@ class BenchOptions:
     def drafts_with_itself(self) -> bool:
         """Whether the draft model is the target, so that every token is accepted and nothing is won."""
         return self.draft_model in (None, self.model)
+
+
+def needs_draft_model(method: str) -> bool:
+    """Whether a method, or a part of it, is the draft model."""
+    return "draft_model" in method.split("+")
 
 
 def _check_choices(name: str, values: Sequence[Any], choices: tuple[str, ...]) -> None:

@@ -20,8 +20,8 @@ from foredraft.measure.arms import PassCounter, Run, TimeSplit
 from foredraft.target.convert import quiet_transformers
 from foredraft.target.loader import load_model
 
-PROMPT_LOOKUP_TOKENS = 10
-ASSISTANT_TOKENS = 5
+PEER_METHODS = {"none": 0, "ngram": 10, "draft_model": 5}
+"""The methods that transformers has too, with the draft tokens that they are run with by default."""
 
 
 class _Clock(BaseStreamer):  # type: ignore[misc]  # transformers is not typed
@@ -84,8 +84,7 @@ class TransformersArm:
 
     def __init__(self, peer: PeerModel, method: str, num_speculative_tokens: int | None):
         self.method, self._peer = method, peer
-        default = {"none": 0, "ngram": PROMPT_LOOKUP_TOKENS, "draft_model": ASSISTANT_TOKENS}[method]
-        self.num_speculative_tokens = default if num_speculative_tokens is None else num_speculative_tokens
+        self.num_speculative_tokens = PEER_METHODS[method] if num_speculative_tokens is None else num_speculative_tokens
         self._options: dict[str, Any] = {}
         if method == "ngram":
             self._options["prompt_lookup_num_tokens"] = self.num_speculative_tokens

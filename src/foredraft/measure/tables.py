@@ -13,14 +13,8 @@ from rich.table import Table
 from foredraft.measure.bench import BenchResult
 from foredraft.measure.results import ArmResult, Ratio, cell_name, ratios
 
-METHOD_NAMES = {
-    ("foredraft", "none"): "plain",
-    ("foredraft", "ngram"): "n-gram",
-    ("foredraft", "draft_model"): "draft model",
-    ("transformers", "none"): "plain",
-    ("transformers", "ngram"): "prompt lookup",
-    ("transformers", "draft_model"): "assisted",
-}
+METHOD_NAMES = {"none": "plain", "ngram": "n-gram", "draft_model": "draft model"}
+PEER_NAMES = {"none": "plain", "ngram": "prompt lookup", "draft_model": "assisted"}
 
 Measured = TypeVar("Measured", ArmResult, Ratio)
 
@@ -52,7 +46,14 @@ def grids(result: BenchResult) -> list[Grid]:
 
 def arm_name(engine: str, method: str) -> str:
     """An arm as people call it."""
-    return f"{engine} {METHOD_NAMES[engine, method]}"
+    if engine != "foredraft":
+        return f"{engine} {PEER_NAMES[method]}"
+    return f"{engine} {method_name(method)}"
+
+
+def method_name(method: str) -> str:
+    """A method, or a combination, as people call it."""
+    return " + ".join(METHOD_NAMES.get(part, part) for part in method.split("+"))
 
 
 def speed_grid(result: BenchResult) -> Grid:
@@ -118,7 +119,7 @@ def batch_grid(result: BenchResult) -> Grid:
     """Several sequences at once against one."""
     rows = [
         [
-            f"{METHOD_NAMES['foredraft', each.method]}, {'greedy' if not each.temperature else 'sampled'}",
+            f"{method_name(each.method)}, {'greedy' if not each.temperature else 'sampled'}",
             str(each.batch_size),
             f"{each.tokens_per_s:.1f}",
             f"{each.alone_tokens_per_s:.1f}",

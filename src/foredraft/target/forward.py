@@ -73,6 +73,7 @@ class TargetModel:
         parameter = next(model.parameters())
         self.dtype, self.device = parameter.dtype, parameter.device
         self.vocab_size = int(config.get_text_config().vocab_size)
+        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.max_model_len = max_model_len
         self.num_passes = 0
 

@@ -22,7 +22,7 @@ from foredraft.engine.sequence import Sequence as EngineSequence
 from foredraft.sampling import SamplingRow, TokenCounts, adjust_logits, probs_from_logits
 from foredraft.target.forward import TargetModel
 from foredraft.testing.distribution import check_distribution
-from foredraft.testing.drafters import RecordingDrafter
+from foredraft.testing.drafters import RecordingDrafter, parts_of
 from foredraft.testing.engines import check_caches, engine_for, run
 from foredraft.testing.models import noisy_copy, target_for, tiny_model
 from foredraft.testing.reference import Reference, reference
@@ -259,12 +259,13 @@ def _check_step(engine: Engine, outputs: Sequence[StepOutput]) -> None:
             assert all(probs[at, token] > 0 for at, token in enumerate(tokens)), "an impossible token was drawn"
 
 
-def _held_by(drafter: Drafter) -> dict[str, int]:
+def _held_by(drafter: Drafter) -> dict[tuple[int, str], int]:
     """How many entries each container of a drafter has, and how many slots its models have open."""
     held = {}
-    for name, value in vars(drafter).items():
-        if isinstance(value, dict | list | set):
-            held[name] = len(value)
-        elif isinstance(value, TargetModel):
-            held[name] = value.slots.num_open
+    for index, part in enumerate(parts_of(drafter)):
+        for name, value in vars(part).items():
+            if isinstance(value, dict | list | set):
+                held[index, name] = len(value)
+            elif isinstance(value, TargetModel):
+                held[index, name] = value.slots.num_open
     return held

@@ -100,3 +100,11 @@ class RecordingDrafter(Drafter):
                 if row.sequence_id == sequence_id:
                     found.append(tokens[:count])
         return found
+
+
+def parts_of(drafter: Drafter) -> list[Drafter]:
+    """A drafter and those that it is made of; a recorder stands for what it records."""
+    if isinstance(drafter, RecordingDrafter):
+        return parts_of(drafter.inner)
+    inside = [value for held in vars(drafter).values() for value in (held if isinstance(held, list) else [held])]
+    return [drafter, *(part for value in inside if isinstance(value, Drafter) for part in parts_of(value))]

@@ -13,6 +13,7 @@ from foredraft.drafters.none import NoDrafter
 from foredraft.engine import Engine
 from foredraft.engine.sequence import Sequence as EngineSequence
 from foredraft.target.forward import TargetModel
+from foredraft.testing.drafters import parts_of
 from foredraft.testing.models import target_for
 from foredraft.types import Request, SamplingParams, StepOutput
 
@@ -95,8 +96,8 @@ def check_cache(model: TargetModel, sequence_id: int, token_ids: Sequence[int], 
 
 def check_caches(engine: Engine) -> None:
     """:func:`check_cache` for every running sequence, in the target and in the models of the drafter."""
-    drafter = getattr(engine.drafter, "inner", engine.drafter)
-    models = [engine.target, *(m for m in vars(drafter).values() if isinstance(m, TargetModel))]
+    held = [value for part in parts_of(engine.drafter) for value in vars(part).values()]
+    models = [engine.target, *(model for model in held if isinstance(model, TargetModel))]
     for sequence in engine.scheduler.running:
         for model in models:
             if sequence.sequence_id in model.slots:

@@ -210,3 +210,56 @@ def test_a_recurrent_model_in_a_folder(tmp_path):
     assert [out.outputs[0].token_ids for out in outputs] == expected
     assert outputs[0].contract == "near-tie"
     assert LLM(str(tmp_path), dtype="float32").engine.target.max_model_len == 2048
+
+
+@pytest.fixture(scope="module")
+def predicting(folder):
+    return LLM(str(folder), speculative_config={"method": "prediction+ngram"})
+
+
+def test_a_prediction_saves_passes_and_changes_nothing(predicting, model, byte_tokenizer):
+    """As text or ids, for all prompts or one each; without one, or with a wrong one, the output is the same."""
+    params = SamplingParams(temperature=0, max_tokens=24)
+    ids = byte_tokenizer(TEXTS[0])["input_ids"]
+    expected = reference(model, ids, params).token_ids
+    wrong = [*expected[:9], 3, *expected[10:]]
+    passes = []
+    for prediction in (None, expected, wrong, "something else"):
+        (out,) = predicting.generate(TEXTS[0], params, prediction=prediction)
+        assert out.outputs[0].token_ids == expected
+        passes.append(out.metrics.num_target_passes)
+    assert passes[1] == 2
+    assert passes[1] < passes[2] < passes[0]
+    each = predicting.generate([ids, ids, ids], params, prediction=[None, expected, "abc"])
+    assert [out.outputs[0].token_ids for out in each] == [expected] * 3
+    assert each[1].metrics.num_target_passes == 2
+    assert predicting.prediction_token_ids("abc") == tuple(byte_tokenizer("abc", add_special_tokens=False)["input_ids"])
+
+
+def test_a_prediction_that_cannot_be_used_is_refused(predicting, llm, model):
+    """Another method, another number of them, tokens that the model does not have."""
+    with pytest.raises(InvalidOptionError, match="a prediction has no effect with method 'ngram'; use 'prediction'"):
+        llm.generate("abc", GREEDY, prediction="abc")
+    with pytest.raises(InvalidOptionError, match="2 predictions for 1 prompts; give one, or one each"):
+        predicting.generate("abc", GREEDY, prediction=["a", "b"])
+    with pytest.raises(RequestError, match=r"prediction token id 9999 is outside the vocabulary \[0, "):
+        predicting.generate("abc", GREEDY, prediction=[1, 9999])
+
+
+def test_responses_are_kept_in_a_file_over_runs(folder, model, tmp_path):
+    """Written when the model is closed; the next one answers the same prompt in fewer passes. Another model's is
+    refused."""
+    file = tmp_path / "responses.npz"
+    options = {"method": "suffix", "suffix_decoding_max_cached_requests": 10, "suffix_decoding_store": str(file)}
+    params = SamplingParams(temperature=0, max_tokens=24)
+    results = []
+    for _ in range(2):
+        with LLM(str(folder), speculative_config=options) as first:
+            assert file.exists() == bool(results)
+            results.append(first.generate("abc", params)[0])
+    assert results[0].outputs[0].token_ids == results[1].outputs[0].token_ids
+    assert results[1].metrics.num_target_passes < results[0].metrics.num_target_passes
+    other = tmp_path / "other"
+    tiny_model(1, vocab_size=64).save_pretrained(other)
+    with pytest.raises(InvalidOptionError, match="holds responses in another vocabulary"):
+        LLM(str(other), speculative_config=options)

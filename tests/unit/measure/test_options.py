@@ -14,7 +14,7 @@ from foredraft.measure.options import BenchOptions
         ({"peer": "vllm"}, "peer: 'vllm' is not one of transformers"),
         ({"prompts": ("cod",)}, "no prompt 'cod'; known: code, story, long; did you mean 'code'"),
         ({"prompts": ()}, "need at least one entry"),
-        ({"methods": ("n-gram",)}, "methods: 'n-gram' is not one of .*did you mean 'ngram'"),
+        ({"methods": ("n-gram",)}, "method='n-gram' is not one of .*did you mean 'ngram'"),
         ({"temperatures": (-1.0,)}, "must be 0 \\(greedy\\) or above"),
         ({"temperatures": (float("nan"),)}, "must be 0"),
         ({"temperatures": ()}, "need at least one entry"),
