@@ -8,14 +8,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from foredraft.errors import InvalidOptionError
+from foredraft.methods import METHODS
 from foredraft.types import check_option_names
 
-METHODS = ("none", "ngram", "suffix", "prediction", "draft_model")
-TREE_METHODS = ("suffix", "draft_model")
 ACCEPTANCE_RULES = ("auto", "rejection", "block", "coupled", "match", "typical")
 NUMERICS = ("invariant", "fast")
 HETEROGENEOUS_VOCAB_METHODS = ("tli", "slem")
-DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 7, "suffix": 16, "prediction": 16, "draft_model": 4}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +22,8 @@ class SpeculativeConfig:
 
     Attributes:
         method: ``none``, ``ngram`` (copy what followed the last words before), ``suffix`` (what followed them most
-            often, here and in earlier responses), ``prediction`` (the text that a request expects) or
+            often, here and in earlier responses), ``prediction`` (the text that a request expects), ``recycling``
+            (what the target found likely behind the same tokens), ``lookahead`` (the target's own guesses ahead) or
             ``draft_model``; or several joined by ``+``, preferred in that order: ``ngram+draft_model``.
         num_speculative_tokens: most draft tokens of a step, all nodes of a tree counted; None takes each method's
             default.
@@ -42,6 +41,8 @@ class SpeculativeConfig:
         suffix_decoding_max_spec_factor: most draft tokens per token of the suffix found.
         suffix_decoding_min_token_prob: draft tokens are left out that were reached less often than that.
         suffix_decoding_store: file with the responses kept, read if it exists and written by ``LLM.close()``.
+        lookahead_window_size, lookahead_ngram_size, lookahead_guess_size: of ``lookahead``: guesses made side by
+            side, tokens of an n-gram, and n-grams tried at once (W, N and G in the paper).
         acceptance_rule: ``auto`` is ``coupled`` for requests with a seed and ``rejection`` for others;
             greedy requests always accept on equality with the target's argmax.
         allow_lossy: needed for ``typical``, which changes the output's distribution.
@@ -62,6 +63,9 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
     suffix_decoding_store: str | None = None
+    lookahead_window_size: int = 5
+    lookahead_ngram_size: int = 4
+    lookahead_guess_size: int = 3
     acceptance_rule: str = "auto"
     allow_lossy: bool = False
     posterior_threshold: float = 0.09
@@ -79,10 +83,10 @@ class SpeculativeConfig:
             raise InvalidOptionError(
                 f"tree_width={self.tree_width} and tree_depth={self.tree_depth} must be at least 1; width 1 is a chain"
             )
-        if self.tree_width > 1 and not set(self.methods) & set(TREE_METHODS):
+        if self.tree_width > 1 and not any(METHODS[method].takes_tree_width for method in self.methods):
+            able = ", ".join(name for name, method in METHODS.items() if method.takes_tree_width)
             raise InvalidOptionError(
-                f"tree_width={self.tree_width} has no effect with method {self.method!r}, which drafts chains; "
-                f"methods with trees: {', '.join(TREE_METHODS)}"
+                f"tree_width={self.tree_width} has no effect with method {self.method!r}; it goes with {able}"
             )
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise InvalidOptionError(
@@ -90,6 +94,10 @@ class SpeculativeConfig:
                 f"prompt_lookup_max={self.prompt_lookup_max}"
             )
         self._check_suffix_decoding()
+        for name, low in (("window_size", 1), ("ngram_size", 2), ("guess_size", 1)):
+            value = getattr(self, f"lookahead_{name}")
+            if value < low:
+                raise InvalidOptionError(f"lookahead_{name}={value} is below {low}")
         if "draft_model" in self.methods and not self.model:
             raise InvalidOptionError(f"method {self.method!r} needs model=: a folder, hub id or short name")
         if "draft_model" not in self.methods and self.model:
@@ -131,7 +139,7 @@ class SpeculativeConfig:
     def draft_limit(self, method: str) -> int:
         """Most draft tokens of one part of ``method``."""
         given = self.num_speculative_tokens
-        return DEFAULT_NUM_SPECULATIVE_TOKENS[method] if given is None else given
+        return METHODS[method].num_speculative_tokens if given is None else given
 
     @property
     def is_lossy(self) -> bool:
@@ -213,7 +221,7 @@ def check_method(method: str) -> None:
     """Raise :class:`InvalidOptionError` unless it is a method, or several different ones joined by ``+``."""
     parts = method.split("+")
     for part in parts:
-        _check_choice("method", part, METHODS)
+        _check_choice("method", part, tuple(METHODS))
     if len(set(parts)) < len(parts) or (len(parts) > 1 and "none" in parts):
         raise InvalidOptionError(f"method={method!r} must join different methods that draft, as in 'ngram+draft_model'")
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from foredraft import EngineConfig, SamplingParams, SpeculativeConfig
-from foredraft.drafters import DRAFTERS, Drafter, DraftRow, make_drafter
+from foredraft.drafters import Drafter, DraftRow, make_drafter
+from foredraft.methods import METHODS
 from foredraft.target.forward import TargetModel
 from foredraft.testing import MakeDrafter, RecordingDrafter, reference
 from foredraft.testing.conformance import NUM_TOKENS, PROMPTS, conformance_models
@@ -19,7 +20,7 @@ from foredraft.types import Draft
 LONG_DRAFTS = {"suffix_decoding_max_spec_factor": 8.0}
 """The texts are short, and so are the suffixes found in them."""
 VARIANTS: dict[str, dict[str, Any]] = {
-    **{name: {"method": name} for name in DRAFTERS},
+    **{name: {"method": name} for name in METHODS},
     "draft_model-tree": {"method": "draft_model", "tree_width": 2, "tree_depth": 3},
     "suffix": {"method": "suffix", **LONG_DRAFTS},
     "suffix-tree": {"method": "suffix", "tree_width": 3, **LONG_DRAFTS, "suffix_decoding_min_token_prob": 0.0},
@@ -29,6 +30,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "ngram+suffix": {"method": "ngram+suffix", **LONG_DRAFTS},
     "ngram+draft_model": {"method": "ngram+draft_model"},
     "prediction+suffix+draft_model": {"method": "prediction+suffix+draft_model", **LONG_DRAFTS},
+    "suffix+recycling+lookahead": {"method": "suffix+recycling+lookahead", **LONG_DRAFTS},
     "suffix+draft_model-trees": {"method": "suffix+draft_model", "tree_width": 2, "tree_depth": 3, **LONG_DRAFTS},
 }
 """Several sources at once: configuration alone."""

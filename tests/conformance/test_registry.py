@@ -59,7 +59,7 @@ def test_distribution(from_registry: FromRegistry, drafting: str, rule: str):
     """20,000 tokens; ``auto`` is one of these rules. Acceptance says that drafts were judged both ways."""
     if rule == "block" and makes_trees(from_registry(drafting)):
         return  # refused, see test_tokens
-    assert 0.05 < check_distribution(from_registry(drafting), rule) < 0.95
+    assert 0.01 < check_distribution(from_registry(drafting), rule) < 0.95
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foredraft.config import DEFAULT_NUM_SPECULATIVE_TOKENS, SpeculativeConfig
+from foredraft.config import SpeculativeConfig
 from foredraft.errors import InvalidOptionError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -61,7 +61,7 @@ def speculative_config(
     chosen = method or options.get("method") or ("draft_model" if draft_model else "ngram")
     options |= {"method": chosen, "model": draft_model}
     if num_speculative_tokens is not None:
-        if DEFAULT_NUM_SPECULATIVE_TOKENS.get(chosen) == 0:
+        if chosen == "none":
             raise InvalidOptionError(
                 f"num_speculative_tokens={num_speculative_tokens} has no effect with method {chosen!r}; "
                 "leave one of them out"

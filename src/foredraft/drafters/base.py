@@ -76,7 +76,10 @@ class Drafter(ABC):
         """Draft for the rows of a step; a row with ``num_draft_tokens`` 0 gets none."""
 
     def observe_pass(self, judged: JudgedDraft) -> None:
-        """What the target made of a draft; called before ``observe``, if ``num_top_tokens`` is set."""
+        """What the target made of a draft; called before ``observe``, if ``num_top_tokens`` is set.
+
+        Among several sources the draft may be another one's.
+        """
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
         """A step ended: ``token_ids`` is now the sequence's committed text."""

@@ -129,10 +129,9 @@ class CombinedDrafter(Drafter):
         return _joined([state.proposals[state.chosen] for state in states])
 
     def observe_pass(self, judged: JudgedDraft) -> None:
-        """Only the source of a draft is shown what became of it: its nodes mean nothing to the others."""
-        source = self.sources[self._states[judged.sequence_id].chosen]
-        if source.num_top_tokens:
-            source.observe_pass(replace(judged, top_token_ids=judged.top_token_ids[:, : source.num_top_tokens]))
+        for source in self.sources:
+            if source.num_top_tokens:
+                source.observe_pass(replace(judged, top_token_ids=judged.top_token_ids[:, : source.num_top_tokens]))
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
         for source in self.sources:

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from foredraft.config import SpeculativeConfig
 from foredraft.drafters.base import Drafter, DraftRow, JudgedDraft, tree_draft
 from foredraft.types import Draft
 
@@ -47,10 +49,11 @@ class _Trie:
 
 @dataclass(slots=True)
 class _Window:
-    """The guesses of a sequence: ``levels[r][c]``, the pool, and where the columns lie in the current draft."""
+    """The guesses of a sequence: ``levels[r][c]``, the pool, the current draft, and where the columns lie in it."""
 
     levels: list[list[int]]
     pool: dict[int, OrderedDict[Ngram, None]] = field(default_factory=dict)
+    draft: list[int] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
 
     def column(self, c: int) -> Ngram:
@@ -79,7 +82,8 @@ class LookaheadDrafter(Drafter):
 
     def observe_pass(self, judged: JudgedDraft) -> None:
         window = self._windows[judged.sequence_id]
-        answers = {c: int(judged.top_token_ids[node + 1, 0]) for c, node in window.ends.items()}
+        ends = window.ends if judged.token_ids[1:] == window.draft else {}
+        answers = {c: int(judged.top_token_ids[node + 1, 0]) for c, node in ends.items()}
         for c, answer in answers.items():
             key, *rest = (*window.column(c), answer)
             known = window.pool.setdefault(key, OrderedDict())
@@ -98,7 +102,8 @@ class LookaheadDrafter(Drafter):
         window = self._windows.get(row.sequence_id)
         if window is None:
             text = row.token_ids
-            levels = [[text[(r + c) % len(text)] for c in range(self.window_size)] for r in range(self.num_levels)]
+            num_levels = max(1, min(self.num_levels, row.num_draft_tokens))  # one column at least must fit
+            levels = [[text[(r + c) % len(text)] for c in range(self.window_size)] for r in range(num_levels)]
             window = self._windows[row.sequence_id] = _Window(levels)
         trie = _Trie(row.num_draft_tokens)
         for ngram in reversed(window.pool.get(row.token_ids[-1], ())):
@@ -109,6 +114,7 @@ class LookaheadDrafter(Drafter):
             if end is None:
                 break
             window.ends[c] = end
+        window.draft = trie.token_ids
         return trie
 
 
@@ -116,3 +122,9 @@ def _shifted(level: list[int], by: int) -> list[int]:
     """Drop the first guesses; the places at the end are filled with the others again."""
     kept = level[by:] or level[-1:]
     return [kept[i % len(kept)] for i in range(len(level))]
+
+
+def build(speculative: SpeculativeConfig, *_: Any) -> Drafter:
+    return LookaheadDrafter(
+        speculative.lookahead_window_size, speculative.lookahead_ngram_size, speculative.lookahead_guess_size
+    )

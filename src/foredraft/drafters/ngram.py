@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from foredraft.config import SpeculativeConfig
 from foredraft.drafters.base import Drafter, DraftRow, chain_draft
 from foredraft.types import Draft
 
@@ -70,3 +72,7 @@ class NGramDrafter(Drafter):
 
     def forget(self, sequence_id: int) -> None:
         self._indexes.pop(sequence_id, None)
+
+
+def build(speculative: SpeculativeConfig, *_: Any) -> Drafter:
+    return NGramDrafter(speculative.prompt_lookup_min, speculative.prompt_lookup_max)

@@ -8,9 +8,11 @@ answer       def area ( radius ) : ...
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from foredraft.config import SpeculativeConfig
 from foredraft.drafters.base import Drafter, DraftRow, chain_draft
 from foredraft.types import Draft
 
@@ -95,3 +97,7 @@ class PredictionDrafter(Drafter):
             self._cursors[row.sequence_id] = PredictionCursor(row.prediction_token_ids)
             self._known[row.sequence_id] = len(row.token_ids)
         return self._cursors[row.sequence_id].continuation(row.num_draft_tokens)
+
+
+def build(speculative: SpeculativeConfig, *_: Any) -> Drafter:
+    return PredictionDrafter()

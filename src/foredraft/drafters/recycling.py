@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from foredraft.config import SpeculativeConfig
 from foredraft.drafters.base import Drafter, DraftRow, JudgedDraft, tree_draft
 from foredraft.drafters.tree import DraftTree, grow_tree
 from foredraft.types import Draft
@@ -79,3 +81,7 @@ class RecyclingDrafter(Drafter):
         if row.sequence_id not in self._tables:
             self._tables[row.sequence_id] = Table.of_prompt(row.token_ids)
         return grow_tree(row.token_ids[-1], self._tables[row.sequence_id].expand, row.num_draft_tokens)
+
+
+def build(speculative: SpeculativeConfig, *_: Any) -> Drafter:
+    return RecyclingDrafter()

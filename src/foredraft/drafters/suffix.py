@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from pathlib import Path
+from typing import Any
 
+from foredraft.config import EngineConfig, SpeculativeConfig
 from foredraft.drafters.base import Drafter, DraftRow, tree_draft
 from foredraft.drafters.context_tree import Context, ContextTree
 from foredraft.drafters.response_store import ResponseStore
 from foredraft.drafters.tree import DraftTree, grow_tree
+from foredraft.drafters.vocabulary import vocabulary_name
+from foredraft.target.forward import TargetModel
 from foredraft.types import Draft
 
 
@@ -166,3 +171,20 @@ class SuffixDrafter(Drafter):
             return own
         other = best_candidate(self.responses.tree, row.token_ids, row.num_draft_tokens, self.rule)
         return other if other.expected_len > own.expected_len else own
+
+
+def build(speculative: SpeculativeConfig, config: EngineConfig, target: TargetModel, tokenizer: Any) -> Drafter:
+    depth, kept = speculative.suffix_decoding_max_tree_depth, speculative.suffix_decoding_max_cached_requests
+    responses = None
+    if kept and speculative.suffix_decoding_store:
+        path = Path(speculative.suffix_decoding_store).expanduser()
+        responses = ResponseStore(depth, kept, path, vocabulary_name(tokenizer, target.vocab_size))
+    elif kept:
+        responses = ResponseStore(depth, kept)
+    rule = SuffixRule(
+        max_spec_factor=speculative.suffix_decoding_max_spec_factor,
+        min_token_prob=speculative.suffix_decoding_min_token_prob,
+        width=speculative.tree_width,
+        depth=speculative.tree_depth,
+    )
+    return SuffixDrafter(depth, rule, responses)

@@ -1,0 +1,33 @@
+"""The drafting methods by name. A new method is a file and a line here (docs/add_a_drafter.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """Where a drafter is found, and what is to be known of it without loading it.
+
+    Attributes:
+        module: has ``build(speculative_config, engine_config, target, tokenizer)``, which gives the drafter.
+        num_speculative_tokens: most draft tokens of a step if the user names no number.
+        takes_tree_width: drafts chains, or trees if ``tree_width`` is above 1.
+    """
+
+    module: str
+    num_speculative_tokens: int
+    takes_tree_width: bool = False
+
+
+METHODS: dict[str, Method] = {
+    "none": Method(module="foredraft.drafters.none", num_speculative_tokens=0),
+    "ngram": Method(module="foredraft.drafters.ngram", num_speculative_tokens=7),
+    "suffix": Method(module="foredraft.drafters.suffix", num_speculative_tokens=16, takes_tree_width=True),
+    "prediction": Method(module="foredraft.drafters.prediction", num_speculative_tokens=16),
+    "recycling": Method(module="foredraft.drafters.recycling", num_speculative_tokens=16),
+    "lookahead": Method(module="foredraft.drafters.lookahead", num_speculative_tokens=24),
+    "draft_model": Method(
+        module="foredraft.drafters.load_draft_model", num_speculative_tokens=4, takes_tree_width=True
+    ),
+}
