@@ -13,6 +13,7 @@ from foredraft.types import check_option_names
 METHODS = ("none", "ngram", "draft_model")
 TREE_METHODS = ("draft_model",)
 ACCEPTANCE_RULES = ("auto", "rejection", "block", "coupled", "match", "typical")
+POLICIES = ("goodput", "fixed")
 NUMERICS = ("invariant", "fast")
 DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 7, "draft_model": 4}
 
@@ -29,6 +30,8 @@ class SpeculativeConfig:
         tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model.
         model: the draft model, for ``draft_model``: folder, hub id or short name.
         prompt_lookup_max, prompt_lookup_min: longest and shortest suffix that ``ngram`` looks up.
+        policy: ``goodput`` chooses each step's draft lengths, 0 included, from measured step times and acceptance;
+            ``fixed`` always drafts ``num_speculative_tokens``.
         acceptance_rule: ``auto`` is ``coupled`` for requests with a seed and ``rejection`` for others;
             greedy requests always accept on equality with the target's argmax.
         allow_lossy: needed for ``typical``, which changes the output's distribution.
@@ -42,6 +45,7 @@ class SpeculativeConfig:
     model: str | None = None
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 1
+    policy: str = "goodput"
     acceptance_rule: str = "auto"
     allow_lossy: bool = False
     posterior_threshold: float = 0.09
@@ -49,6 +53,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
+        _check_choice("policy", self.policy, POLICIES)
         _check_choice("acceptance_rule", self.acceptance_rule, ACCEPTANCE_RULES)
         if self.num_speculative_tokens is None:
             object.__setattr__(self, "num_speculative_tokens", DEFAULT_NUM_SPECULATIVE_TOKENS[self.method])

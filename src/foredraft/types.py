@@ -176,12 +176,19 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to decode. ``request_id`` is the caller's name for it."""
+    """One prompt to decode. ``request_id`` is the caller's name for it.
+
+    Attributes:
+        route: label of requests of one kind ("code-edit", "summary"), which share what is learnt of acceptance.
+        num_speculative_tokens: most draft tokens of a step for this request; 0 opts out, None is the engine's limit.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     prompt: str | None = None
+    route: str = ""
+    num_speculative_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

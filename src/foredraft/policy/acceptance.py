@@ -1,8 +1,8 @@
 """How likely the next draft tokens of a sequence are to be accepted, position by position.
 
 Kept are, for each position, how often a draft that reached it had its token accepted. A sequence's own counts fade; to
-them comes what its route (requests of one kind) has shown, as if it were a few trials more, so that the first steps of a
-sequence are already sensible.
+them comes what its route (requests of one kind) has shown, as if it were a few trials more, so that the first steps of
+a sequence are already sensible.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ NUM_POSITIONS = 16
 DECAY = 0.9
 """Of a sequence's counts, each time it had a draft."""
 ROUTE_DECAY = 0.995
-ROUTE_TRIALS = 3.0
+ROUTE_TRIALS = 6.0
 """Weight of the route's rate among a sequence's own trials."""
-FIRST_RATE, FIRST_TRIALS = 0.7, 2.0
+FIRST_RATE, FIRST_TRIALS = 0.7, 4.0
 """What is supposed of a route that nothing is known of: that it is worth a try."""
 
 

@@ -51,6 +51,10 @@ class _Recent:
     value: float
     values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
+    @property
+    def is_settled(self) -> bool:
+        return len(self.values) == WINDOW
+
     def add(self, value: float) -> None:
         self.values.append(value)
         self.value = median(self.values)
@@ -67,8 +71,10 @@ class StepCost:
     def __init__(self, table: PassTable, *, one_pass_drafts: bool = False):
         self.table = table
         self._one_pass = one_pass_drafts
-        self._speed = _Recent(1.0)  # observed / table, of all passes
-        self._shape = [_Recent(1.0) for _ in table.num_tokens]  # the same at a point, relative to the speed then
+        # Observed / table at each point, which begins as if the table had been confirmed twice; and observed /
+        # corrected table at the points that are settled, for what makes all passes slower or faster.
+        self._shape = [_Recent(1.0, deque([1.0, 1.0], WINDOW)) for _ in table.num_tokens]
+        self._speed = _Recent(1.0)
         self._points = list(table.seconds)
         self._draft, self._verify, self._host = _Recent(0.0), _Recent(0.0), _Recent(0.0)
 
@@ -89,10 +95,10 @@ class StepCost:
     def observe_pass(self, num_tokens: int, num_keys: int, num_pairs: int, seconds: float) -> None:
         attention = self.table.key_s * num_keys + self.table.pair_s * max(0, num_pairs - num_keys)
         plain = interpolate(num_tokens, self.table.num_tokens, self.table.seconds) + attention
-        ratio = seconds / plain
-        self._speed.add(ratio)
         at = min(bisect_left(self.table.num_tokens, num_tokens), len(self._shape) - 1)
-        self._shape[at].add(ratio / self._speed.value)
+        if self._shape[at].is_settled:
+            self._speed.add(seconds / (plain * self._shape[at].value))
+        self._shape[at].add(seconds / (plain * self._speed.value))
         self._points[at] = self.table.seconds[at] * self._shape[at].value
 
     def observe_rest(self, longest: int, num_logits: int, draft_s: float, verify_s: float, host_s: float) -> None:
