@@ -119,13 +119,12 @@ def test_spikes_do_not_throw_it_off():
     assert mean(plan[0] for plan in plans[100:]) > 6
 
 
-def test_a_route_without_drafts_is_probed_ever_more_rarely():
+def test_a_route_without_drafts_is_probed_now_and_then():
     policy = controller()
     _, plans = simulate(policy, [0.02] * 16, steps=600)
     probes = [step for step, plan in enumerate(plans) if sum(plan) and step > 20]
     assert 5 <= len(probes) <= 30
     assert all(sum(plans[step]) == 1 for step in probes)
-    assert probes[-1] - probes[-2] > probes[1] - probes[0]
 
 
 def test_what_a_route_has_shown_is_the_start_of_its_next_sequence():
