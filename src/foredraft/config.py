@@ -12,6 +12,7 @@ from foredraft.methods import METHODS
 from foredraft.types import check_option_names
 
 ACCEPTANCE_RULES = ("auto", "rejection", "block", "coupled", "match", "typical")
+POLICIES = ("goodput", "fixed")
 NUMERICS = ("invariant", "fast")
 HETEROGENEOUS_VOCAB_METHODS = ("tli", "slem")
 
@@ -43,6 +44,8 @@ class SpeculativeConfig:
         suffix_decoding_store: file with the responses kept, read if it exists and written by ``LLM.close()``.
         lookahead_window_size, lookahead_ngram_size, lookahead_guess_size: of ``lookahead``: guesses made side by
             side, tokens of an n-gram, and n-grams tried at once (W, N and G in the paper).
+        policy: ``fixed`` always drafts ``num_speculative_tokens``; ``goodput`` chooses each step's draft lengths, 0
+            included, from measured step times and acceptance.
         acceptance_rule: ``auto`` is ``coupled`` for requests with a seed and ``rejection`` for others;
             greedy requests always accept on equality with the target's argmax.
         allow_lossy: needed for ``typical``, which changes the output's distribution.
@@ -66,6 +69,7 @@ class SpeculativeConfig:
     lookahead_window_size: int = 5
     lookahead_ngram_size: int = 4
     lookahead_guess_size: int = 3
+    policy: str = "fixed"
     acceptance_rule: str = "auto"
     allow_lossy: bool = False
     posterior_threshold: float = 0.09
@@ -73,6 +77,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         check_method(self.method)
+        _check_choice("policy", self.policy, POLICIES)
         _check_choice("acceptance_rule", self.acceptance_rule, ACCEPTANCE_RULES)
         _check_choice("heterogeneous_vocab_method", self.heterogeneous_vocab_method, HETEROGENEOUS_VOCAB_METHODS)
         if not 0 <= self.max_draft_tokens <= 64:

@@ -184,6 +184,8 @@ class Request:
     Attributes:
         request_id: the caller's name for it.
         prediction_token_ids: what the output is expected to be like; drafted from by the method ``prediction``.
+        route: label of requests of one kind ("code-edit", "summary"), which share what is learnt of acceptance.
+        num_speculative_tokens: most draft tokens of a step for this request; 0 opts out, None is the engine's limit.
     """
 
     request_id: str
@@ -191,6 +193,8 @@ class Request:
     params: SamplingParams
     prompt: str | None = None
     prediction_token_ids: tuple[int, ...] = ()
+    route: str = ""
+    num_speculative_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

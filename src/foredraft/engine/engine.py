@@ -17,7 +17,7 @@ from foredraft.engine.scheduler import ScheduledRow, Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.verifier import Verifier, rule_for
 from foredraft.errors import IncompatibleDrafterError, RequestError
-from foredraft.policy import FixedPolicy
+from foredraft.policy import FixedPolicy, PlanRow, Policy, RowOutcome, StepOutcome
 from foredraft.sampling import TokenCounts, check_token_ids, needs_counts
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow
@@ -35,6 +35,7 @@ class Engine:
         tokenizer: for text and stop strings; None works with token ids alone.
         eos_token_ids: end a sequence unless the request ignores them.
         contract: what the numerics of the target guarantee (see ``target.selfcheck``).
+        policy: chooses draft lengths; None always drafts the configured number.
 
     Raises:
         IncompatibleDrafterError: the drafter asks for what the engine does not give; both are named.
@@ -51,12 +52,13 @@ class Engine:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 1024,
         contract: str = "unchecked",
+        policy: Policy | None = None,
     ):
         _check_capabilities(drafter, target, config.acceptance_rule)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids, self.contract = eos_token_ids, contract
         self.config = config
-        self.policy = FixedPolicy(config.max_draft_tokens)
+        self.policy: Policy = policy or FixedPolicy(config.max_draft_tokens)
         self.verifier = Verifier(config)
         self.scheduler: Scheduler[Sequence] = Scheduler(max_num_seqs, max_num_batched_tokens, target.slots.length)
         self.sequences: dict[str, Sequence] = {}
@@ -118,7 +120,7 @@ class Engine:
         if not rows:
             return []
         complete = [row.sequence for row in rows if row.completes]
-        plan = self.policy.plan([sequence.room for sequence in complete])
+        plan = self._plan(rows)
         planned = time.perf_counter()
         draft = self.drafter.propose([_draft_row(s, k) for s, k in zip(complete, plan, strict=True)])
         drafted = time.perf_counter()
@@ -131,8 +133,8 @@ class Engine:
         outputs = deliver(complete, draft, verdicts, logits)
         for sequence in complete:
             self.drafter.observe(sequence.sequence_id, sequence.token_ids)
+        self._account(rows, plan, draft, verdicts, (started, planned, drafted, passed, verified))
         self._retire(complete)
-        self._account(rows, started, planned, drafted, passed, verified)
         return outputs
 
     def abort(self, request_id: str) -> None:
@@ -157,6 +159,12 @@ class Engine:
             self.target.slots.open(sequence.sequence_id)
             sequence.admitted_s = time.perf_counter()
         return self.scheduler.schedule()
+
+    def _plan(self, rows: list[Row]) -> list[int]:
+        """Draft tokens for the rows that will get logits."""
+        plan_rows = [_plan_row(row.sequence, self.config.max_draft_tokens) for row in rows if row.completes]
+        fed = sum(row.num_tokens for row in rows)
+        return self.policy.plan(plan_rows, fed - len(plan_rows))
 
     def _pass_rows(self, rows: list[Row], draft: Draft) -> list[PassRow]:
         """The tokens that each row feeds: its pending ones and, if that completes it, its draft."""
@@ -198,24 +206,69 @@ class Engine:
                 self.scheduler.remove(sequence)
                 del self.sequences[sequence.request.request_id]
                 self.drafter.forget(sequence.sequence_id)
+                self.policy.forget(sequence.sequence_id)
                 if sequence.sequence_id in self.target.slots:
                     self.target.slots.close(sequence.sequence_id)
 
     def _account(
-        self, rows: list[Row], started: float, planned: float, drafted: float, passed: float, verified: float
+        self, rows: list[Row], plan: list[int], draft: Draft, verdicts: list[Verdict], clock: tuple[float, ...]
     ) -> None:
-        """Share the seconds of the step among its rows."""
+        """Share the seconds of the step among its rows, and tell the policy how it went."""
+        started, planned, drafted, passed, verified = clock
         now = time.perf_counter()
+        draft_s, target_s, verify_s = drafted - planned, passed - drafted, verified - passed
+        host_s = now - verified + planned - started
         share = 1.0 / len(rows)
         for row in rows:
             metrics = row.sequence.metrics
-            metrics.draft_s += (drafted - planned) * share
-            metrics.target_s += (passed - drafted) * share
-            metrics.verify_s += (verified - passed) * share
-            metrics.host_s += (now - verified + planned - started) * share
+            metrics.draft_s += draft_s * share
+            metrics.target_s += target_s * share
+            metrics.verify_s += verify_s * share
+            metrics.host_s += host_s * share
             metrics.total_s = now - row.sequence.arrived_s
             if row.completes and metrics.first_token_s is None:
                 metrics.first_token_s = now - row.sequence.arrived_s
+        complete = [row.sequence for row in rows if row.completes]
+        counts = iter(draft.num_draft_tokens)
+        fed = [row.num_tokens + (next(counts) if row.completes else 0) for row in rows]
+        lengths = [len(row.sequence.token_ids) for row in rows]
+        self.policy.observe(
+            StepOutcome(
+                rows=[
+                    RowOutcome(
+                        sequence.sequence_id,
+                        sequence.request.route,
+                        planned=plan[i],
+                        num_draft_tokens=_depth(draft, i),
+                        num_accepted=verdicts[i].num_accepted_tokens,
+                    )
+                    for i, sequence in enumerate(complete)
+                ],
+                num_tokens=sum(fed),
+                num_rows=len(rows),
+                num_keys=sum(lengths),
+                num_pairs=sum(n * length for n, length in zip(fed, lengths, strict=True)),
+                draft_s=draft_s,
+                target_s=target_s,
+                verify_s=verify_s,
+                host_s=host_s,
+            )
+        )
+
+
+def _plan_row(sequence: Sequence, most: int) -> PlanRow:
+    request = sequence.request
+    asked = most if request.num_speculative_tokens is None else min(most, request.num_speculative_tokens)
+    limit = max(0, min(asked, sequence.room - 1))
+    return PlanRow(sequence.sequence_id, limit, len(sequence.token_ids), request.route)
+
+
+def _depth(draft: Draft, row: int) -> int:
+    """Longest path of a row's draft."""
+    depths: list[int] = []
+    for parent in draft.parents[row, : draft.num_draft_tokens[row]].tolist():
+        depths.append(depths[parent] + 1 if parent >= 0 else 1)
+    return max(depths, default=0)
 
 
 def _check_capabilities(drafter: Drafter, target: TargetModel, rule: str) -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from foredraft.config import SpeculativeConfig
-from foredraft.drafters import make_drafter
-from foredraft.engine.engine import Engine
 from foredraft.engine.llm import LLM
 from foredraft.engine.sequence import Sequence as Running
 from foredraft.types import Request, RequestMetrics, SamplingParams
@@ -112,7 +110,7 @@ class ForedraftArm:
     def __init__(self, llm: LLM, config: SpeculativeConfig, counter: PassCounter):
         self.method, self.num_speculative_tokens = config.method, config.max_draft_tokens
         self._counter = counter
-        self._engine = engine_of(llm, config)
+        self._engine = llm.new_engine(config)
         self._num_runs = 0
 
     def run(self, prompt: Sequence[int], *, temperature: float, seed: int, max_tokens: int) -> Run:
@@ -168,22 +166,6 @@ def exact_length_params(temperature: float, seed: int, max_tokens: int) -> Sampl
     """Sampling that makes exactly ``max_tokens`` tokens; the seed counts only above temperature 0."""
     return SamplingParams(
         temperature=temperature, seed=seed if temperature else None, max_tokens=max_tokens, ignore_eos=True
-    )
-
-
-def engine_of(llm: LLM, config: SpeculativeConfig) -> Engine:
-    """Another engine on the target of ``llm``, with another drafter. The two must not run at the same time."""
-    target = llm.engine.target
-    drafter = make_drafter(config, llm.config, target, llm.tokenizer)
-    return Engine(
-        target,
-        drafter,
-        config,
-        tokenizer=llm.tokenizer,
-        eos_token_ids=llm.loaded.eos_token_ids,
-        max_num_seqs=llm.config.max_num_seqs,
-        max_num_batched_tokens=llm.config.max_num_batched_tokens,
-        contract=llm.numerics.for_drafts(drafter.makes_trees),
     )
 
 

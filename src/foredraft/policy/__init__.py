@@ -1,5 +1,8 @@
-"""How many tokens to draft: decided before the step, from the past only."""
+"""How many tokens are drafted in a step, decided from the past alone."""
 
+from foredraft.policy.base import PlanRow, Policy, RowOutcome, StepOutcome
+from foredraft.policy.cost import PassTable, StepCost
 from foredraft.policy.fixed import FixedPolicy
+from foredraft.policy.goodput import GoodputPolicy
 
-__all__ = ["FixedPolicy"]
+__all__ = ["FixedPolicy", "GoodputPolicy", "PassTable", "PlanRow", "Policy", "RowOutcome", "StepCost", "StepOutcome"]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foredraft.policy.base import PlanRow, StepOutcome
+
 
 class FixedPolicy:
-    """Plans ``num_draft_tokens`` for every sequence, as far as there is room."""
+    """Plans as many draft tokens for every sequence as its limit allows, at most ``num_draft_tokens``."""
 
     def __init__(self, num_draft_tokens: int):
         self.num_draft_tokens = num_draft_tokens
 
-    def plan(self, rooms: Sequence[int]) -> list[int]:
-        """Draft lengths for sequences that may still emit ``rooms`` tokens each.
+    def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
+        return [min(self.num_draft_tokens, row.limit) for row in rows]
 
-        One place is left for the token that verification always adds.
-        """
-        return [max(0, min(self.num_draft_tokens, room - 1)) for room in rooms]
+    def observe(self, step: StepOutcome) -> None:
+        """Nothing that happens changes the plan."""
+
+    def forget(self, sequence_id: int) -> None:
+        """Nothing is kept."""

@@ -8,27 +8,20 @@ fed as one path of a tree with branches that it does not take.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
-import foredraft.target
 from foredraft.config import EngineConfig
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow, PassShape
+from foredraft.target.measurements import measurement_file, read_measurement, write_measurement
 from foredraft.target.stateful import StatefulModel
-from foredraft.target.zoo import cache_folder
 
 TOKEN_IDENTICAL, NEAR_TIE = "token-identical", "near-tie"
 TAIL = 12
@@ -78,11 +71,11 @@ def settle_numerics(target: TargetModel, fingerprint: str, config: EngineConfig)
     if config.numerics == "fast":
         target.shape = FAST
         return Numerics(NEAR_TIE, NEAR_TIE, FAST, float("nan"))
-    file = cache_folder(config.cache_dir) / "numerics" / f"{_key(target, fingerprint, config)}.json"
+    file = measurement_file("numerics", target, fingerprint, config)
     found = _read(file)
     if found is None:
         found = find_shape(target)
-        _write(file, found)
+        write_measurement(file, asdict(found))
     target.shape = found.shape
     return found
 
@@ -226,45 +219,11 @@ class _Trial:
         ]
 
 
-def _key(target: TargetModel, fingerprint: str, config: EngineConfig) -> str:
-    """Everything that the answer may depend on."""
-    code = b"".join(
-        p.read_bytes()
-        for p in sorted(Path(foredraft.target.__path__[0]).rglob("*"))
-        if p.is_file() and p.suffix in (".py", ".cpp")
-    )
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor()
-    about = (
-        fingerprint,
-        str(target.dtype),
-        str(target.device),
-        device,
-        torch.get_num_threads(),
-        torch.__version__,
-        transformers.__version__,
-        torch.__config__.show() if target.device.type == "cpu" else "",
-        config.packed,
-        config.compile,
-        target.native is not None,
-        target.max_model_len,
-        os.cpu_count(),
-        hashlib.sha256(code).hexdigest(),
-    )
-    return hashlib.sha256(repr(about).encode()).hexdigest()[:24]
-
-
 def _read(file: Path) -> Numerics | None:
+    stored = read_measurement(file)
     try:
-        stored: dict[str, Any] = json.loads(file.read_text())
         shape = stored["shape"]
         shape["short_keys"] = tuple(shape["short_keys"])
         return Numerics(stored["contract"], stored["tree_contract"], PassShape(**shape), stored["max_difference"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
-
-
-def _write(file: Path, numerics: Numerics) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    scratch = file.with_suffix(f".{os.getpid()}.tmp")
-    scratch.write_text(json.dumps(asdict(numerics)))
-    os.replace(scratch, file)

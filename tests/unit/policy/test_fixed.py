@@ -1,22 +1,16 @@
-"""The fixed policy: never more than there is room for, with one place left for the token that is always added."""
+"""The fixed policy: the same for all, within their limits."""
 
 from __future__ import annotations
 
 import pytest
 
-from foredraft.policy import FixedPolicy
+from foredraft.policy import FixedPolicy, PlanRow
 
 
 @pytest.mark.parametrize(
-    ("k", "rooms", "plan"),
-    [
-        (4, [100, 5, 4, 2, 1], [4, 4, 3, 1, 0]),
-        (0, [100, 1], [0, 0]),
-        (64, [65, 64, 3], [64, 63, 2]),
-        (4, [0], [0]),
-        (4, [], []),
-    ],
+    ("k", "limits", "plan"),
+    [(4, [99, 4, 3, 1, 0], [4, 4, 3, 1, 0]), (0, [99, 0], [0, 0]), (64, [64, 63, 2], [64, 63, 2]), (4, [], [])],
 )
-def test_the_draft_and_one_more_token_fit(k, rooms, plan):
-    """Room for 5 takes a draft of 4; room for 1 takes none."""
-    assert FixedPolicy(k).plan(rooms) == plan
+def test_as_many_as_the_limit_allows(k, limits, plan):
+    rows = [PlanRow(i, limit, 10, "") for i, limit in enumerate(limits)]
+    assert FixedPolicy(k).plan(rows, 0) == plan
