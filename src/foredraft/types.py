@@ -151,6 +151,13 @@ class Draft:
     probs: Tensor | None = None
     path_probs: list[list[float]] | None = None
 
+    def depths(self, row: int) -> list[int]:
+        """The depth of each of a row's tokens, 1 for children of the text."""
+        depths: list[int] = []
+        for parent in self.parents[row, : self.num_draft_tokens[row]].tolist():
+            depths.append(depths[parent] + 1 if parent >= 0 else 1)
+        return depths
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

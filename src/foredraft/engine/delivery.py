@@ -27,7 +27,7 @@ def deliver(sequences: Seq[Sequence], draft: Draft, verdicts: Seq[Verdict], logi
             rows = logits_MV[[first, *(first + 1 + node for node in verdict.path)][: len(tokens)]]
             logprobs = top_logprobs(rows, torch.tensor(tokens, device=rows.device), sequence.request.params.logprobs)
             sequence.logprobs += logprobs
-        _count(sequence, draft.parents[i, :count].tolist(), verdict, len(tokens))
+        _count(sequence, draft.depths(i), verdict, len(tokens))
         finished = sequence.finish_reason is not None
         text = sequence.detokenizer.take(finished)
         outputs.append(
@@ -71,19 +71,16 @@ def _finish(sequence: Sequence, reason: FinishReason, stop_reason: int | str | N
     sequence.detokenizer.finish()
 
 
-def _count(sequence: Sequence, parents: list[int], verdict: Verdict, num_kept: int) -> None:
+def _count(sequence: Sequence, depths: list[int], verdict: Verdict, num_kept: int) -> None:
     """Counters from delivered tokens: an accepted token behind a stop counts nowhere."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 1)
     metrics = sequence.metrics
     accepted = min(verdict.num_accepted_tokens, num_kept)
     metrics.num_target_passes += 1
     metrics.num_emitted_tokens += num_kept
     metrics.num_accepted_tokens += accepted
-    if parents:
+    if depths:
         metrics.num_drafts += 1
-        metrics.num_draft_tokens += len(parents)
+        metrics.num_draft_tokens += len(depths)
         missing = max(depths) - len(metrics.drafted_per_position)
         metrics.drafted_per_position += [0] * missing
         metrics.accepted_per_position += [0] * missing

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from foredraft.config import SpeculativeConfig
 from foredraft.drafters import Drafter, DraftRow, JudgedDraft
+from foredraft.engine.accounting import StepSeconds, share_seconds, step_outcome
 from foredraft.engine.delivery import deliver
 from foredraft.engine.detokenize import Detokenizer
 from foredraft.engine.scheduler import ScheduledRow, Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.verifier import Verifier, rule_for
 from foredraft.errors import IncompatibleDrafterError, RequestError
-from foredraft.policy import FixedPolicy, PlanRow, Policy, RowOutcome, StepOutcome
+from foredraft.policy import FixedPolicy, PlanRow, Policy
 from foredraft.sampling import TokenCounts, check_token_ids, needs_counts
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow
@@ -133,7 +134,9 @@ class Engine:
         outputs = deliver(complete, draft, verdicts, logits)
         for sequence in complete:
             self.drafter.observe(sequence.sequence_id, sequence.token_ids)
-        self._account(rows, plan, draft, verdicts, (started, planned, drafted, passed, verified))
+        seconds = StepSeconds.between(started, planned, drafted, passed, verified, time.perf_counter())
+        share_seconds(rows, seconds)
+        self.policy.observe(step_outcome(rows, plan, draft, verdicts, seconds))
         self._retire(complete)
         return outputs
 
@@ -210,65 +213,12 @@ class Engine:
                 if sequence.sequence_id in self.target.slots:
                     self.target.slots.close(sequence.sequence_id)
 
-    def _account(
-        self, rows: list[Row], plan: list[int], draft: Draft, verdicts: list[Verdict], clock: tuple[float, ...]
-    ) -> None:
-        """Share the seconds of the step among its rows, and tell the policy how it went."""
-        started, planned, drafted, passed, verified = clock
-        now = time.perf_counter()
-        draft_s, target_s, verify_s = drafted - planned, passed - drafted, verified - passed
-        host_s = now - verified + planned - started
-        share = 1.0 / len(rows)
-        for row in rows:
-            metrics = row.sequence.metrics
-            metrics.draft_s += draft_s * share
-            metrics.target_s += target_s * share
-            metrics.verify_s += verify_s * share
-            metrics.host_s += host_s * share
-            metrics.total_s = now - row.sequence.arrived_s
-            if row.completes and metrics.first_token_s is None:
-                metrics.first_token_s = now - row.sequence.arrived_s
-        complete = [row.sequence for row in rows if row.completes]
-        counts = iter(draft.num_draft_tokens)
-        fed = [row.num_tokens + (next(counts) if row.completes else 0) for row in rows]
-        lengths = [len(row.sequence.token_ids) for row in rows]
-        self.policy.observe(
-            StepOutcome(
-                rows=[
-                    RowOutcome(
-                        sequence.sequence_id,
-                        sequence.request.route,
-                        planned=plan[i],
-                        num_draft_tokens=_depth(draft, i),
-                        num_accepted=verdicts[i].num_accepted_tokens,
-                    )
-                    for i, sequence in enumerate(complete)
-                ],
-                num_tokens=sum(fed),
-                num_rows=len(rows),
-                num_keys=sum(lengths),
-                num_pairs=sum(n * length for n, length in zip(fed, lengths, strict=True)),
-                draft_s=draft_s,
-                target_s=target_s,
-                verify_s=verify_s,
-                host_s=host_s,
-            )
-        )
-
 
 def _plan_row(sequence: Sequence, most: int) -> PlanRow:
     request = sequence.request
     asked = most if request.num_speculative_tokens is None else min(most, request.num_speculative_tokens)
     limit = max(0, min(asked, sequence.room - 1))
     return PlanRow(sequence.sequence_id, limit, len(sequence.token_ids), request.route)
-
-
-def _depth(draft: Draft, row: int) -> int:
-    """Longest path of a row's draft."""
-    depths: list[int] = []
-    for parent in draft.parents[row, : draft.num_draft_tokens[row]].tolist():
-        depths.append(depths[parent] + 1 if parent >= 0 else 1)
-    return max(depths, default=0)
 
 
 def _check_capabilities(drafter: Drafter, target: TargetModel, rule: str) -> None:

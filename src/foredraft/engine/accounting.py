@@ -1,0 +1,77 @@
+"""Where the seconds of a step went: for the metrics of its requests, and for the policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from foredraft.engine.scheduler import ScheduledRow
+from foredraft.engine.sequence import Sequence
+from foredraft.policy import RowOutcome, StepOutcome
+from foredraft.types import Draft, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Seconds of a step's parts."""
+
+    draft: float
+    target: float
+    verify: float
+    host: float
+
+    @classmethod
+    def between(
+        cls, started: float, planned: float, drafted: float, passed: float, verified: float, ended: float
+    ) -> StepSeconds:
+        """From the clock at the ends of the parts."""
+        return cls(drafted - planned, passed - drafted, verified - passed, ended - verified + planned - started)
+
+
+def share_seconds(rows: Seq[ScheduledRow[Sequence]], seconds: StepSeconds) -> None:
+    """Add an equal share of a step to the metrics of each of its rows."""
+    now, share = time.perf_counter(), 1.0 / len(rows)
+    for row in rows:
+        metrics = row.sequence.metrics
+        metrics.draft_s += seconds.draft * share
+        metrics.target_s += seconds.target * share
+        metrics.verify_s += seconds.verify * share
+        metrics.host_s += seconds.host * share
+        metrics.total_s = now - row.sequence.arrived_s
+        if row.completes and metrics.first_token_s is None:
+            metrics.first_token_s = now - row.sequence.arrived_s
+
+
+def step_outcome(
+    rows: Seq[ScheduledRow[Sequence]],
+    plan: Seq[int],
+    draft: Draft,
+    verdicts: Seq[Verdict],
+    seconds: StepSeconds,
+) -> StepOutcome:
+    """What the policy is told of a step."""
+    complete = [row.sequence for row in rows if row.completes]
+    counts = iter(draft.num_draft_tokens)
+    fed = [row.num_tokens + (next(counts) if row.completes else 0) for row in rows]
+    lengths = [len(row.sequence.token_ids) for row in rows]
+    return StepOutcome(
+        rows=[
+            RowOutcome(
+                sequence.sequence_id,
+                sequence.request.route,
+                planned=plan[i],
+                num_draft_tokens=max(draft.depths(i), default=0),
+                num_accepted=verdicts[i].num_accepted_tokens,
+            )
+            for i, sequence in enumerate(complete)
+        ],
+        num_tokens=sum(fed),
+        num_rows=len(rows),
+        num_keys=sum(lengths),
+        num_pairs=sum(n * length for n, length in zip(fed, lengths, strict=True)),
+        draft_s=seconds.draft,
+        target_s=seconds.target,
+        verify_s=seconds.verify,
+        host_s=seconds.host,
+    )
