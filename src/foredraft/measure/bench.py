@@ -19,6 +19,7 @@ from foredraft.errors import InvalidOptionError
 from foredraft.measure.arms import Arm, ForedraftArm, PassCounter
 from foredraft.measure.batches import measure_batches
 from foredraft.measure.options import BenchOptions, needs_draft_model
+from foredraft.measure.passes import PassTime, measure_passes
 from foredraft.measure.results import ArmResult, BatchResult, Round, cell_name, summarise
 from foredraft.measure.workloads import LONG, Workload, built_in_workload, dataset_workloads, story_prompts
 
@@ -64,6 +65,7 @@ class BenchResult:
     """All figures of a benchmark.
 
     Attributes:
+        passes: what drafts of several sizes cost our target.
         contract: what the numerics of our target guarantee.
         dtype, device, threads: what all arms ran with.
         weight_bytes: of the target, as a pass reads them.
@@ -72,6 +74,7 @@ class BenchResult:
 
     options: BenchOptions
     arms: list[ArmResult]
+    passes: list[PassTime]
     batches: list[BatchResult]
     contract: str
     dtype: str
@@ -102,8 +105,10 @@ def run_bench(options: BenchOptions, tell: Tell = lambda label, fraction: None) 
     cells = plan(options, arms, workloads)
     weight_bytes, bandwidth = _ceiling(llm)
     batches: list[BatchResult] = []
+    passes: list[PassTime] = []
     interrupted = False
     try:
+        passes += measure_passes(llm.engine.target)
         _run_cells(options, cells, started, tell)
         if max(options.batch_sizes, default=1) > 1:
             own = [arm for arm in arms if isinstance(arm, ForedraftArm) and _is_worth_batching(arm, options)]
@@ -113,6 +118,7 @@ def run_bench(options: BenchOptions, tell: Tell = lambda label, fraction: None) 
     return BenchResult(
         options=options,
         arms=[result for cell in cells for result in cell.results()],
+        passes=passes,
         batches=batches,
         contract=llm.numerics.contract,
         dtype=str(llm.loaded.dtype).removeprefix("torch."),

@@ -7,6 +7,7 @@ from typing import Any
 from foredraft.measure import machine
 from foredraft.measure.bench import BenchResult
 from foredraft.measure.options import needs_draft_model
+from foredraft.measure.passes import pass_documents
 from foredraft.measure.results import arm_document, batch_document, ratio_documents, ratios
 
 
@@ -33,6 +34,7 @@ def document(result: BenchResult, command: str) -> dict[str, Any]:
         "ceiling_tokens_per_s": round(result.ceiling_tokens_per_s, 1),
         "arms": [arm_document(each) for each in result.arms],
         "ratios": ratio_documents(ratios(result.arms)),
+        "passes": pass_documents(result.passes),
         "batches": [batch_document(each) for each in result.batches],
         "versions": machine.versions(),
         "hardware": {**machine.cpu(), "accelerators": machine.accelerators()},

@@ -39,8 +39,8 @@ class Grid:
 
 
 def grids(result: BenchResult) -> list[Grid]:
-    """The tables of a result: speed, where the time goes, ratios, batches; those without rows left out."""
-    found = [speed_grid(result), time_grid(result), ratio_grid(result), batch_grid(result)]
+    """The tables of a result: speed, where the time goes, ratios, passes, batches; those without rows left out."""
+    found = [speed_grid(result), time_grid(result), ratio_grid(result), pass_grid(result), batch_grid(result)]
     return [grid for grid in found if grid.sections]
 
 
@@ -113,6 +113,25 @@ def ratio_grid(result: BenchResult) -> Grid:
         for found in _by_cell(ratios(result.arms))
     ]
     return Grid("Ratios", ["", "against", "tok/s", "decode"], 2, "Of the medians above.", sections)
+
+
+def pass_grid(result: BenchResult) -> Grid:
+    """What a pass costs that verifies a draft."""
+    rows = [
+        [
+            f"{each.num_draft_tokens} draft tokens{' in a tree' if each.is_tree else ''}" if i else "no draft",
+            f"{1e3 * each.seconds:.2f}",
+            f"{each.seconds / result.passes[0].seconds:.2f} x",
+        ]
+        for i, each in enumerate(result.passes)
+    ]
+    return Grid(
+        "A pass of the target (foredraft), ms",
+        ["", "ms", "ratio"],
+        1,
+        "One sequence, 128 tokens of context. ratio: to the pass without a draft.",
+        [Section("", rows)] if rows else [],
+    )
 
 
 def batch_grid(result: BenchResult) -> Grid:

@@ -92,7 +92,8 @@ def test_batches_get_the_tokens_they_get_alone(found):
 
 
 def test_tables_name_every_arm_and_say_what_drafting_with_oneself_means(result):
-    speed, times, ratios, batches = grids(result)
+    speed, times, ratios, passes, batches = grids(result)
+    assert [row[0] for row in passes.sections[0].rows][-1] == "16 draft tokens in a tree"
     names = {row[0] for section in speed.sections for row in section.rows}
     assert names == {
         "foredraft plain", "foredraft n-gram", "foredraft draft model",
