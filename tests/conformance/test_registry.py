@@ -24,8 +24,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:no tokenizer to compare draft mo
 FromRegistry = Callable[[str], MakeDrafter]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("rule", ACCEPTANCE_RULES)
+MAIN_MODES = ("greedy", "temperature", "top-p")
+RULES_AND_MODES = [
+    pytest.param(rule, mode, marks=() if rule == "auto" or mode in MAIN_MODES else pytest.mark.slow)
+    for rule in ACCEPTANCE_RULES
+    for mode in MODES
+]
+"""All of them; by default every mode under ``auto``, and greedy, sampled and filtered under the other rules."""
+
+
+@pytest.mark.parametrize(("rule", "mode"), RULES_AND_MODES)
 def test_tokens(from_registry: FromRegistry, name: str, rule: str, mode: str):
     """Identical to plain decoding where the rule promises it, independent of the batch under every rule."""
     totals = Totals()
