@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from foredraft.engine.sequence import Sequence as Running
 from foredraft.types import Draft, StepOutput, Verdict
 
-NUM_KEPT = 256
+NUM_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,13 @@ class Proposal:
 
     Attributes:
         token_ids: the proposed tokens, more than one in a tree. A deterministic draft fixes them beforehand.
-        likely_ids, likely_probs: the 256 likeliest tokens of the law that a stochastic draft was drawn from;
+        likely_ids, likely_probs: the 4,096 likeliest tokens of the law that a stochastic draft was drawn from;
             None for a deterministic one.
     """
 
     token_ids: tuple[int, ...]
-    likely_ids: NDArray[np.int64] | None = None
-    likely_probs: NDArray[np.float64] | None = None
+    likely_ids: NDArray[np.int32] | None = None
+    likely_probs: NDArray[np.float32] | None = None
 
 
 class ProposalLog:
@@ -65,4 +65,4 @@ def _proposal(draft: Draft, row: int, nodes: Sequence[int], tokens: Sequence[int
         return Proposal(proposed)
     probs = draft.probs[row, nodes[0]]
     likely = probs.topk(min(NUM_KEPT, len(probs)))
-    return Proposal(proposed, likely.indices.cpu().numpy(), likely.values.double().cpu().numpy())
+    return Proposal(proposed, likely.indices.int().cpu().numpy(), likely.values.cpu().numpy())
