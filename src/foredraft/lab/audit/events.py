@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from foredraft.lab.audit.law import TokenLaw
 from foredraft.lab.audit.proposals import Proposal
-from foredraft.lab.audit.statistics import MartingaleTest, NeverTest, PitTests, Test, randomised_pit
+from foredraft.lab.audit.statistics import Bet, MartingaleTest, NeverTest, PitTests, randomised_pit
 
 LOWEST_LOGPROB = -8.0
 """Log-probabilities are cut off here, so that their differences are bounded."""
 _TINY = 1e-12
+
+Ids = NDArray[np.integer[Any]]
 
 
 class TokenTests:
@@ -44,7 +48,7 @@ class TokenTests:
         self.numbers: list[float] = []
 
     @property
-    def all(self) -> list[Test]:
+    def all(self) -> list[Bet]:
         return [
             self.excluded,
             self.proposed,
@@ -77,7 +81,7 @@ class TokenTests:
         self.excluded.add([law.excludes(token, noise) for token, law in zip(tokens, laws, strict=True)])
         below, at = [], []
         for token, law, proposal in zip(tokens, laws, proposals, strict=True):
-            self._add_event(self.best, token, law, law.probs.argmax(keepdims=True), total_variation)
+            self._add_event(self.best, token, law, np.array([law.probs.argmax()]), total_variation)
             self._add_logprob(token, law, total_variation)
             if proposal is not None:
                 self._add_proposal(token, law, proposal, total_variation)
@@ -102,7 +106,7 @@ class TokenTests:
         self._add_event(self.shared_noise, token, law, shared, total_variation)
 
     @staticmethod
-    def _add_event(test: MartingaleTest, token: int, law: TokenLaw, token_set: NDArray[np.int64], slack: float) -> None:
+    def _add_event(test: MartingaleTest, token: int, law: TokenLaw, token_set: Ids, slack: float) -> None:
         probability = min(1.0, float(law.probs[token_set].sum()))
         test.add(token in token_set, probability, probability * (1.0 - probability), slack)
 
@@ -116,7 +120,7 @@ class TokenTests:
         self.logprob.add(value, mean, variance, slack)
 
 
-def favoured_by_shared_number(target_probs: NDArray[np.float64], draft_probs: NDArray[np.float64]) -> NDArray[np.int64]:
+def favoured_by_shared_number(target_probs: NDArray[np.float64], draft_probs: NDArray[np.float64]) -> Ids:
     """Tokens that come too often if the recovered token is drawn with the random number of the rejected one.
 
     Given a rejection that number is not uniform: it lies where the draft exceeds the target. The residual law,
@@ -131,10 +135,11 @@ def favoured_by_shared_number(target_probs: NDArray[np.float64], draft_probs: ND
     draft_ends = np.cumsum(draft_probs) / draft_probs.sum()
     rejected_below = np.interp(ends, draft_ends, np.cumsum(excess) / excess.sum())
     comes = np.diff(rejected_below, prepend=0.0)
-    return possible[comes > np.diff(ends, prepend=0.0)]
+    favoured: Ids = possible[comes > np.diff(ends, prepend=0.0)]
+    return favoured
 
 
-def favoured_by_shared_noise(target_probs: NDArray[np.float64], draft_probs: NDArray[np.float64]) -> NDArray[np.int64]:
+def favoured_by_shared_noise(target_probs: NDArray[np.float64], draft_probs: NDArray[np.float64]) -> Ids:
     """Tokens that come too often if draft and recovered token are both argmax(log probability + the same noise).
 
     As a race of exponential clocks: the draft's winner came at a time t, so token v, which lost, has used up the
@@ -153,4 +158,5 @@ def favoured_by_shared_noise(target_probs: NDArray[np.float64], draft_probs: NDA
     worth = 1.0 + np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(starts[order]))])
     pieces = (1.0 / worth - np.append(1.0 / worth[1:], 0.0)) / slope
     from_start_on = np.cumsum(pieces[::-1])[::-1]
-    return possible[order[from_start_on > 1.0]]
+    favoured: Ids = possible[order[from_start_on > 1.0]]
+    return favoured

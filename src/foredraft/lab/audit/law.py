@@ -109,7 +109,7 @@ class TokenLaw:
 
     def excludes(self, token: int, noise: float = 0.0) -> bool:
         """Whether a token has probability 0, and has it still if limits are shifted by rounding and ``noise``."""
-        return self.probs[token] == 0.0 and filtered_probs(self.scores, self.params, noise)[token] == 0.0
+        return bool(self.probs[token] == 0.0 and filtered_probs(self.scores, self.params, noise)[token] == 0.0)
 
 
 def token_laws(
@@ -184,8 +184,8 @@ def _keep(scaled_V: Scores, smallest: float) -> Scores:
 def _nucleus_limit(scaled_V: Scores, top_p: float) -> float:
     """The score of the token with which the most likely ones reach ``top_p``; -inf if they never do."""
     probs = _softmax(scaled_V)
-    for size in (_LARGEST, len(probs)):
-        largest = np.argpartition(probs, -min(size, len(probs)))[-size:] if size < len(probs) else np.arange(len(probs))
+    for size in (min(_LARGEST, len(probs)), len(probs)):
+        largest = np.argpartition(probs, len(probs) - size)[len(probs) - size :]
         order = largest[np.argsort(-probs[largest], kind="stable")]
         at = int(np.searchsorted(np.cumsum(probs[order]), top_p))
         if at < len(order):
@@ -195,4 +195,5 @@ def _nucleus_limit(scaled_V: Scores, top_p: float) -> float:
 
 def _softmax(scores_V: Scores) -> Scores:
     weights: Scores = np.exp(scores_V - scores_V.max())
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights

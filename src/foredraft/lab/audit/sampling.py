@@ -21,7 +21,7 @@ from foredraft.engine.sequence import Sequence as Running
 from foredraft.lab.audit.events import TokenTests
 from foredraft.lab.audit.law import Noise, measure_noise, text_logits, token_laws
 from foredraft.lab.audit.proposals import ProposalLog
-from foredraft.lab.audit.statistics import FALSE_ALARM_RATE, MartingaleTest, Panel, Test, tokens_needed, visible_bias
+from foredraft.lab.audit.statistics import FALSE_ALARM_RATE, Bet, MartingaleTest, Panel, tokens_needed, visible_bias
 from foredraft.types import Request, SamplingParams
 
 NUM_NOISE_TEXTS = 2
@@ -31,7 +31,7 @@ Tell = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class TestResult:
+class Finding:
     """One test at the end of an audit.
 
     Attributes:
@@ -41,8 +41,6 @@ class TestResult:
         visible_bias: what so many tokens would have shown with a probability of 0.9.
         tokens_needed: for biases of 0.1, 0.03 and 0.01, the tokens that show them with that probability.
     """
-
-    __test__ = False
 
     name: str
     num_tokens: int
@@ -78,7 +76,7 @@ class SamplingResult:
     reason: str
     evidence: float
     false_alarm_rate: float
-    tests: list[TestResult]
+    tests: list[Finding]
     noise: Noise
     num_draft_tokens: int
     num_accepted_tokens: int
@@ -202,11 +200,11 @@ class _Auditor:
         )
 
 
-def _result(test: Test, limit: float) -> TestResult:
+def _result(test: Bet, limit: float) -> Finding:
     if not isinstance(test, MartingaleTest) or not test.num_observations:
-        return TestResult(test.name, test.num_observations, None, None, _log10(test.log_evidence), None)
+        return Finding(test.name, test.num_observations, None, None, _log10(test.log_evidence), None)
     variance = test.variance / test.num_observations
-    return TestResult(
+    return Finding(
         name=test.name,
         num_tokens=test.num_observations,
         bias=test.bias,

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,7 +41,7 @@ _STAKES = np.geomspace(2.0**-10, 4.0, 25)
 _MOST_TOKENS = 10**12
 
 
-class Test(Protocol):
+class Bet(Protocol):
     """What a :class:`Panel` combines.
 
     Attributes:
@@ -49,8 +49,6 @@ class Test(Protocol):
         num_observations: how many tokens were judged.
         log_evidence: natural logarithm of the bet's present worth.
     """
-
-    __test__: ClassVar[bool] = False  # pytest takes it for tests of its own
 
     name: str
     num_observations: int
@@ -216,7 +214,7 @@ class Panel:
         peak_log_evidence: the highest average evidence that a look has seen.
     """
 
-    def __init__(self, tests: Iterable[Test], false_alarm_rate: float = FALSE_ALARM_RATE):
+    def __init__(self, tests: Iterable[Bet], false_alarm_rate: float = FALSE_ALARM_RATE):
         if not 0.0 < false_alarm_rate < 1.0:
             raise ValueError(f"false_alarm_rate={false_alarm_rate} is outside (0, 1)")
         self.tests, self.false_alarm_rate = list(tests), false_alarm_rate
@@ -239,7 +237,7 @@ class Panel:
         return math.log(len(self.tests) / self.false_alarm_rate)
 
     @property
-    def strongest(self) -> Test:
+    def strongest(self) -> Bet:
         return max(self.tests, key=lambda test: test.log_evidence)
 
 
