@@ -132,8 +132,8 @@ def favoured_by_shared_number(target_probs: NDArray[np.float64], draft_probs: ND
     if excess.sum() <= _TINY or not len(possible):
         return possible[:0]
     ends = np.cumsum(residual[possible]) / residual[possible].sum()
-    draft_ends = np.cumsum(draft_probs) / draft_probs.sum()
-    rejected_below = np.interp(ends, draft_ends, np.cumsum(excess) / excess.sum())
+    draft_ends = np.append(0.0, np.cumsum(draft_probs)) / draft_probs.sum()
+    rejected_below = np.interp(ends, draft_ends, np.append(0.0, np.cumsum(excess)) / excess.sum())
     comes = np.diff(rejected_below, prepend=0.0)
     favoured: Ids = possible[comes > np.diff(ends, prepend=0.0)]
     return favoured
