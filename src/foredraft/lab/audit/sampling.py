@@ -39,7 +39,8 @@ class Finding:
         z_score: of the sum.
         evidence: log10 of the bet's worth.
         visible_bias: what so many tokens would have shown with a probability of 0.9.
-        tokens_needed: for biases of 0.1, 0.03 and 0.01, the tokens that show them with that probability.
+        tokens_needed: for biases of 0.1, 0.03 and 0.01, the tokens that show them with that probability; None for
+            a bias that rounding could explain.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Finding:
     z_score: float | None
     evidence: float
     visible_bias: float | None
-    tokens_needed: dict[float, int] = field(default_factory=dict)
+    tokens_needed: dict[float, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,15 +204,18 @@ class _Auditor:
 def _result(test: Bet, limit: float) -> Finding:
     if not isinstance(test, MartingaleTest) or not test.num_observations:
         return Finding(test.name, test.num_observations, None, None, _log10(test.log_evidence), None)
-    variance = test.variance / test.num_observations
+    variance, blur = test.variance / test.num_observations, test.allowance / test.num_observations
+    needed = {
+        bias: tokens_needed(bias - blur, variance, limit, test.bound) if bias > blur else None for bias in SHOWN_BIASES
+    }
     return Finding(
         name=test.name,
         num_tokens=test.num_observations,
         bias=test.bias,
         z_score=test.z_score,
         evidence=_log10(test.log_evidence),
-        visible_bias=visible_bias(test.num_observations, variance, limit, test.bound),
-        tokens_needed={bias: tokens_needed(bias, variance, limit, test.bound) for bias in SHOWN_BIASES},
+        visible_bias=visible_bias(test.num_observations, variance, limit, test.bound) + blur,
+        tokens_needed=needed,
     )
 
 

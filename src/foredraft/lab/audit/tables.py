@@ -93,7 +93,7 @@ def _test_row(test: Finding) -> list[str]:
     evidence = "certain" if math.isinf(test.evidence) else f"{test.evidence:+.1f}"
     if test.bias is None or test.z_score is None or test.visible_bias is None:
         return [test.name, f"{test.num_tokens:,}", "", "", evidence, "", *[""] * len(SHOWN_BIASES)]
-    needed = [f"{test.tokens_needed[bias]:,}" for bias in SHOWN_BIASES]
+    needed = [f"{tokens:,}" if tokens else "" for tokens in test.tokens_needed.values()]
     return [
         test.name,
         f"{test.num_tokens:,}",
