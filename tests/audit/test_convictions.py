@@ -50,30 +50,28 @@ def engine_with(drafter: Drafter, verifier: type | None = None, rule: str = "rej
 
 
 def audit(engine: Engine, num_tokens: int = 20_000, **options: Any) -> SamplingResult:
-    params = SamplingParams(**{"temperature": 1.0, "seed": 0, "max_tokens": 64, **options})
-    result = audit_sampling(engine, PROMPTS, params, num_tokens=num_tokens)
+    params = SamplingParams(**{"temperature": 1.0, "seed": 0, "max_tokens": 32, **options})
+    result = audit_sampling(engine, PROMPTS, params, num_tokens=num_tokens, batch_size=8)
     assert 0 < result.num_accepted_tokens < result.num_draft_tokens
     return result
 
 
-@pytest.mark.parametrize("make_drafter", [ngram_drafter, model_drafter])
 @pytest.mark.parametrize(
-    ("fault", "options", "reasons"),
+    ("fault", "make_drafter", "options", "reason"),
     [
-        (faults.ResidualIsTarget, {}, ("token proposed by a deterministic draft", "token favoured by the draft")),
-        (faults.NoTemperature, {"temperature": 0.7}, ("log-probability",)),
-        (faults.FiltersOnBonusOnly, {"top_k": 4}, ("token excluded by the filters",)),
-        (faults.PositionOffByOne, {}, ("log-probability",)),
+        (faults.ResidualIsTarget, ngram_drafter, {}, "token proposed by a deterministic draft"),
+        (faults.ResidualIsTarget, model_drafter, {}, "token favoured by the draft"),
+        (faults.NoTemperature, ngram_drafter, {"temperature": 0.7}, "log-probability"),
+        (faults.FiltersOnBonusOnly, ngram_drafter, {"top_k": 4}, "token excluded by the filters"),
+        (faults.PositionOffByOne, model_drafter, {}, "log-probability"),
     ],
-    ids=["residual", "temperature", "filters", "position"],
+    ids=["residual-ngram", "residual-model", "temperature", "filters", "position"],
 )
-def test_a_wrong_verifier_is_convicted(
-    make_drafter: Any, fault: type, options: dict[str, Any], reasons: tuple[str, ...]
-) -> None:
+def test_a_wrong_verifier_is_convicted(fault: type, make_drafter: Any, options: dict[str, Any], reason: str) -> None:
     """The test that convicts is the one that knows the fault."""
     result = audit(engine_with(make_drafter(), fault), **options)
     assert result.convicted
-    assert result.reason in reasons
+    assert result.reason == reason
 
 
 def test_typical_acceptance_is_convicted() -> None:
@@ -97,10 +95,9 @@ def test_gumbel_noise_shared_by_draft_and_recovery_is_convicted() -> None:
     assert result.reason == "token favoured by shared Gumbel noise"
 
 
-@pytest.mark.parametrize("kind", [DraftModelDrafter, faults.GumbelDrafter])
-def test_the_verifier_without_a_fault_is_acquitted(kind: type[DraftModelDrafter]) -> None:
-    """1,000 tokens; the faults above are planted in this very verifier."""
-    result = audit(engine_with(model_drafter(kind), faults.PlainVerifier), num_tokens=1_000)
+def test_the_verifier_without_a_fault_is_acquitted() -> None:
+    """1,000 tokens; the faults above are planted in this very verifier, and one in this drafter."""
+    result = audit(engine_with(model_drafter(faults.GumbelDrafter), faults.PlainVerifier), num_tokens=1_000)
     assert not result.convicted
     assert all(abs(finding.z_score or 0.0) < 5.5 for finding in result.tests)
 

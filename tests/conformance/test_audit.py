@@ -48,20 +48,21 @@ def check_acquitted(make: MakeDrafter, models: tuple[Any, Any], name: str, rule:
         pytest.skip("the rule 'block' judges chains")
     target = target_for(models[0])
     engine = engine_for(target, make(target, models[1]), num_speculative_tokens=4, acceptance_rule=rule)
-    params = SamplingParams(**{"seed": 0, "max_tokens": 32, **MODES[mode]})
-    result = audit_sampling(engine, PROMPTS, params, num_tokens=tokens)
+    params = SamplingParams(**{"seed": 0, "max_tokens": 24, **MODES[mode]})
+    result = audit_sampling(engine, PROMPTS, params, num_tokens=tokens, batch_size=4)
     assert not result.convicted, result.tests
     assert result.num_tokens >= tokens
     if name != "none":
         assert 0 < result.num_accepted_tokens < result.num_draft_tokens
-        assert any(test.num_tokens > tokens / 10 for test in result.tests if "draft" in test.name)
+        asked = any(test.num_tokens > tokens / 10 for test in result.tests if "draft" in test.name)
+        assert asked != (rule == "coupled" and makes_trees(make))  # children come from the target's own noise
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_exact_rules_are_acquitted(from_registry: FromRegistry, models: Any, name: str, rule: str) -> None:
-    """300 tokens each; all combinations of drafter and rule, another mode for each rule."""
+    """200 tokens each; all combinations of drafter and rule, another mode for each rule."""
     mode = (RULES.index(rule) + len(name)) % len(MODES)
-    check_acquitted(from_registry(name), models, name, rule, mode, 300)
+    check_acquitted(from_registry(name), models, name, rule, mode, 200)
 
 
 @pytest.mark.slow  # 4,000 tokens of each combination

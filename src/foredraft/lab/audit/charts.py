@@ -45,7 +45,7 @@ def z_chart(result: SamplingResult) -> str:
         scored = {test.name: test.z_score for test in result.tests if test.z_score is not None}
         scores = list(scored.values())
         axes.barh(range(len(scores)), scores, color=[ORANGE if abs(z) > 3 else BLUE for z in scores])
-        axes.axvspan(-3, 3, color=GREY, alpha=0.15, linewidth=0)
+        axes.axvspan(-3, 3, color=GREY, alpha=0.15, linewidth=0, zorder=0)
         axes.set_yticks(range(len(scores)), list(scored))
         axes.set_ylim(len(scores) - 0.5, -0.5)
         axes.set_xlabel("standard score")
@@ -61,7 +61,7 @@ def pit_chart(result: SamplingResult) -> str:
         expected = len(result.numbers) / NUM_BINS
         spread = 3.0 * math.sqrt(expected * (1.0 - 1.0 / NUM_BINS))
         axes.bar(edges[:-1], counts, width=1.0 / NUM_BINS, align="edge", color=BLUE, edgecolor="white")
-        axes.axhspan(expected - spread, expected + spread, color=GREY, alpha=0.3, linewidth=0)
+        axes.axhspan(expected - spread, expected + spread, color=GREY, alpha=0.3, linewidth=0, zorder=0)
         axes.set_xlabel("place of the token in the cumulative law")
         axes.set_ylabel("tokens")
 

@@ -33,11 +33,17 @@ class Proposal:
 class ProposalLog:
     """A watcher of an engine (``engine.watchers.append(log)``).
 
+    Args:
+        stochastic: the drafter draws its tokens, so they are fixed beforehand by no one. Under ``coupled`` they
+            even come from the very noise that the target's token will be drawn with. A draft without
+            probabilities then says nothing that may be asked about.
+
     Attributes:
         num_draft_tokens, num_accepted_tokens: of all steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stochastic: bool) -> None:
+        self._stochastic = stochastic
         self.num_draft_tokens = self.num_accepted_tokens = 0
         self._found: dict[int, list[Proposal | None]] = defaultdict(list)
 
@@ -50,19 +56,18 @@ class ProposalLog:
             for place in range(len(output.token_ids)):
                 parent = verdict.path[place - 1] if place else -1
                 nodes = [node for node in range(count) if parents[row][node] == parent]
-                self._found[sequence.sequence_id].append(_proposal(draft, row, nodes, tokens[row]))
+                self._found[sequence.sequence_id].append(self._proposal(draft, row, nodes, tokens[row]))
 
     def take(self, sequence_id: int) -> list[Proposal | None]:
         """The proposals of a finished text, one an output token; None where nothing was drafted."""
         return self._found.pop(sequence_id)
 
-
-def _proposal(draft: Draft, row: int, nodes: Sequence[int], tokens: Sequence[int]) -> Proposal | None:
-    if not nodes:
-        return None
-    proposed = tuple(tokens[node] for node in nodes)
-    if draft.probs is None:
-        return Proposal(proposed)
-    probs = draft.probs[row, nodes[0]]
-    likely = probs.topk(min(NUM_KEPT, len(probs)))
-    return Proposal(proposed, likely.indices.int().cpu().numpy(), likely.values.cpu().numpy())
+    def _proposal(self, draft: Draft, row: int, nodes: Sequence[int], tokens: Sequence[int]) -> Proposal | None:
+        if not nodes or (draft.probs is None and self._stochastic):
+            return None
+        proposed = tuple(tokens[node] for node in nodes)
+        if draft.probs is None:
+            return Proposal(proposed)
+        probs = draft.probs[row, nodes[0]]
+        likely = probs.topk(min(NUM_KEPT, len(probs)))
+        return Proposal(proposed, likely.indices.int().cpu().numpy(), likely.values.cpu().numpy())

@@ -122,7 +122,7 @@ def audit_sampling(
 class _Auditor:
     def __init__(self, engine: Engine, params: SamplingParams, num_tokens: int, false_alarm_rate: float, tell: Tell):
         self._engine, self._params, self._num_tokens, self._tell = engine, params, num_tokens, tell
-        self._log, self._tests = ProposalLog(), TokenTests()
+        self._log, self._tests = ProposalLog(engine.drafter.stochastic), TokenTests()
         self._panel = Panel(self._tests.all, false_alarm_rate)
         self._rng = np.random.default_rng(0 if params.seed is None else params.seed)
         self._waiting: deque[Running] = deque()
@@ -134,13 +134,17 @@ class _Auditor:
 
     def run(self, prompts: Sequence[Sequence[int]], batch_size: int) -> None:
         numbers = itertools.count()
-        while self._judged < self._num_tokens and not self._panel.convicted:
+        while self._wants_more:
             running = sum(sequence.finish_reason is None for sequence in self._waiting)
             for _ in range(batch_size - running):
                 self._waiting.append(self._begin(next(numbers), prompts))
             self._engine.step()
-            while self._waiting and self._waiting[0].finish_reason is not None and not self._panel.convicted:
+            while self._wants_more and self._waiting and self._waiting[0].finish_reason is not None:
                 self._judge(self._waiting.popleft())
+
+    @property
+    def _wants_more(self) -> bool:
+        return self._judged < self._num_tokens and not self._panel.convicted
 
     def close(self) -> None:
         """End what still runs, and leave the engine as it was."""
