@@ -1,7 +1,7 @@
 """The real model with its real vocabulary: every planted fault is convicted within 20,000 tokens.
 
-Each fault is known to be there, so the only chance is that of missing it: the audits ended after 200 to 6,000
-tokens when this was written. An exact engine is convicted with a probability of at most 1e-6 an audit.
+Each fault is known to be there, so the only chance is that of missing it: seeds are fixed, and the audits ended after
+64 to 11,428 tokens when this was written. An exact engine is convicted with a probability of at most 1e-6 an audit.
 """
 
 from __future__ import annotations
@@ -118,3 +118,18 @@ def test_shared_randomness_is_convicted(
     engine = engine_with(llm, drafter(noised, llm.engine.target.vocab_size), "rejection")
     engine.verifier = fault(engine.config)
     assert audit(engine, prompts).convicted
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.3, "top_k": 40}], ids=str
+)
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled", "match"])
+@pytest.mark.parametrize("kind", ["none", "ngram", "draft_model"])
+def test_exact_rules_are_acquitted(
+    llm: LLM, noised: TargetModel, prompts: list[list[int]], kind: str, rule: str, options: dict[str, Any]
+) -> None:
+    """2,000 tokens of each drafter under each rule."""
+    drafter = DraftModelDrafter(noised, llm.engine.target.vocab_size) if kind == "draft_model" else kind
+    result = audit(engine_with(llm, drafter, rule), prompts, num_tokens=2_000, **options)
+    assert not result.convicted
+    assert result.num_tokens >= 2_000

@@ -27,11 +27,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
+from scipy.optimize import brentq
 
 FALSE_ALARM_RATE = 1e-6
 NUM_HARMONICS = 4
@@ -251,26 +252,27 @@ def visible_bias(num_tokens: int, variance: float, limit: float, bound: float = 
     """
     if num_tokens < 1:
         return math.inf
-    spread = num_tokens * variance
-    needed, high = 0.0, 1.0
+    spread, high = num_tokens * variance, 1.0
     while log_evidence(high, spread, bound) < limit:
         high *= 2.0
-    for _ in range(60):
-        middle = (needed + high) / 2
-        needed, high = (needed, middle) if log_evidence(middle, spread, bound) >= limit else (middle, high)
-    return (high + float(norm.ppf(power)) * math.sqrt(spread)) / num_tokens
+    needed = brentq(lambda total: log_evidence(total, spread, bound) - limit, 0.0, high)
+    return float(needed + NormalDist().inv_cdf(power) * math.sqrt(spread)) / num_tokens
 
 
 def tokens_needed(bias: float, variance: float, limit: float, bound: float = 1.0, power: float = 0.9) -> int:
     """How many tokens show a bias of that size with the given probability; arguments as in :func:`visible_bias`."""
     if not bias > 0.0:
         raise ValueError(f"bias={bias} must be above 0: no number of tokens shows that there is none")
+
+    def seen(num_tokens: int) -> bool:
+        return visible_bias(num_tokens, variance, limit, bound, power) <= bias
+
     low, high = 0, 1
-    while visible_bias(high, variance, limit, bound, power) > bias:
+    while not seen(high):
         low, high = high, 2 * high
         if high > _MOST_TOKENS:
             raise ValueError(f"a bias of {bias:g} takes more than {_MOST_TOKENS:g} tokens to see")
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if visible_bias(middle, variance, limit, bound, power) <= bias else (middle, high)
+        low, high = (low, middle) if seen(middle) else (middle, high)
     return high
