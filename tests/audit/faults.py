@@ -129,16 +129,13 @@ class SharedNoise(PlainVerifier):
 class GumbelDrafter(DraftModelDrafter):
     """Draws with Gumbel noise of the draft's own stream: exact with a verifier that does not read it."""
 
-    def _draw(self, rows: list[Any], logits: Tensor, keep_probs: bool) -> list[tuple[int, int, Tensor]]:
-        drawn = []
-        for (_, row, drafted), (at, _, probs) in zip(rows, super()._draw(rows, logits, keep_probs), strict=True):
-            noise = gumbel(row.noise_seed, Stream.DRAFT, len(row.token_ids) + len(drafted), len(probs))
-            drawn.append((at, int(sample_gumbel(probs[None], [noise])), probs))
-        return drawn
+    def _sample(self, chain: Any, probs: Tensor) -> int:
+        place = len(chain.row.token_ids) + len(chain.token_ids)
+        return int(sample_gumbel(probs[None], [gumbel(chain.row.noise_seed, Stream.DRAFT, place, len(probs))]))
 
 
 class SoftGreedyDrafter(DraftModelDrafter):
     """Proposes the likeliest tokens and says that they were drawn from the softmax."""
 
-    def _draw(self, *args: Any) -> list[tuple[int, int, Tensor]]:
-        return [(row, int(probs.argmax()), probs) for row, _, probs in super()._draw(*args)]
+    def _sample(self, chain: Any, probs: Tensor) -> int:
+        return int(probs.argmax())

@@ -1,6 +1,6 @@
 """Every planted fault is convicted on a tiny model, and the same engine without it is not.
 
-The faults are known to be there: an audit ends when its evidence is certain, after 64 to 9,000 tokens. An audit
+The faults are known to be there: an audit ends when its evidence is certain, after 32 to 9,000 tokens. An audit
 of an exact engine convicts with a probability of at most 1e-6; the seeds are fixed.
 """
 

@@ -1,7 +1,7 @@
 """The real model with its real vocabulary: every planted fault is convicted within 20,000 tokens.
 
 Each fault is known to be there, so the only chance is that of missing it: seeds are fixed, and the audits ended after
-64 to 11,428 tokens when this was written. An exact engine is convicted with a probability of at most 1e-6 an audit.
+64 to 15,924 tokens when this was written. An exact engine is convicted with a probability of at most 1e-6 an audit.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from foredraft.errors import InvalidOptionError
 from foredraft.lab.audit.greedy import GreedyResult, GreedyVerdict, audit_greedy
 from foredraft.lab.audit.options import AuditOptions
 from foredraft.lab.audit.sampling import SamplingResult, audit_sampling
-from foredraft.measure.arms import engine_of
 from foredraft.measure.workloads import SHORT_PROMPTS, built_in_workload, dataset_workloads, encode, story_prompts
 
 NUM_STORIES = 7
@@ -82,7 +81,7 @@ def run_audit(options: AuditOptions, tell: Tell = lambda label, fraction: None) 
 def _audit_at(temperature: float, result: AuditResult, llm: LLM, prompts: list[list[int]], tell: Tell) -> None:
     options, params = result.options, result.options.params_at(temperature)
     if temperature == 0.0:
-        plain = engine_of(llm, SpeculativeConfig())
+        plain = llm.new_engine(SpeculativeConfig())
         result.greedy = audit_greedy(
             llm.engine, plain, prompts, params, tell=lambda what, at: tell(f"greedy: {what}", at)
         )
