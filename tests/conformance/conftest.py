@@ -42,7 +42,7 @@ class Predicting(RecordingDrafter):
     def __init__(self, inner: Drafter):
         super().__init__(inner)
         greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
-        model = conformance_models()[0]
+        model = conformance_models().target
         self.predictions = {prompt: self._edited(reference(model, prompt, greedy).token_ids) for prompt in PROMPTS}
 
     @staticmethod

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from foredraft.cli import options as shared
+from foredraft.cli import output
 
 if TYPE_CHECKING:
     from foredraft.measure.bench import BenchResult
-
-WIDTH_OF_A_PIPE = 100
 
 
 def bench(
@@ -85,7 +79,7 @@ def bench(
         check_report_path(report)
     from foredraft.measure.bench import run_bench
 
-    with _progress() as tell:
+    with output.progress() as tell:
         result = run_bench(chosen, tell)
     _show(result, report)
     if result.interrupted:
@@ -99,26 +93,11 @@ def _show(result: BenchResult, report: Path | None) -> None:
     from foredraft.measure.tables import grids, headline, rich_table
 
     found = document(result, shlex.join(["foredraft", *sys.argv[1:]]))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH_OF_A_PIPE)
+    console = output.wide_console()
     console.print(headline(result, found["hardware"]["cpu"]), end="\n\n")
     for grid in grids(result):
         console.print(rich_table(grid), end="\n\n")
     if report is not None:
         write_report(report, result, found)
         typer.echo(f"wrote {report}", err=True)
-    typer.echo(json.dumps(found))
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr, or one line for each cell where stderr is no terminal."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield lambda label, fraction: console.print(f"{fraction:4.0%} {label}")
-        return
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda label, fraction: bar.update(task, description=label, completed=fraction)
+    output.echo_document(found)

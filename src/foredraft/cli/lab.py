@@ -6,7 +6,6 @@ Imports are inside the commands, so that ``--help`` and the formulas do not wait
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from foredraft.cli.output import echo_document
 from foredraft.errors import ForedraftError
 
 app = typer.Typer(no_args_is_help=True, help="Proofs on a toy language; acceptance, speedup and roofline tables.")
@@ -90,20 +90,11 @@ def _progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
 
 def _show(as_json: bool, document: dict[str, Any], *tables: Table) -> None:
     if as_json:
-        typer.echo(json.dumps(_finite(document)))
+        echo_document(document)
         return
     console = Console()
     for table in tables:
         console.print(table)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: null stands for it."""
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @app.command(epilog="Example: foredraft lab distribution --samples 10000000 --plot rules.png")

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from foredraft.cli.audit import audit
 from foredraft.cli.bench import bench
 from foredraft.cli.chat import chat
 from foredraft.cli.env import env
@@ -47,6 +48,9 @@ app = typer.Typer(
 app.command(epilog="Example: foredraft generate smollm2-135m-instruct --chat 'Tell me a story' --show-drafts")(generate)
 app.command(epilog="Example: foredraft chat smollm2-135m-instruct --temperature 0.7")(chat)
 app.command(epilog="Example: foredraft bench smollm2-135m-instruct --peer transformers --report bench.html")(bench)
+app.command(epilog="Example: foredraft audit smollm2-135m-instruct --method ngram --rule block --report audit.html")(
+    audit
+)
 app.command(epilog="Example: foredraft env --json")(env)
 app.add_typer(lab_app, name="lab")
 

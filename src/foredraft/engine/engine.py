@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +26,8 @@ from foredraft.target.layout import PassRow
 from foredraft.types import Draft, FinishReason, Request, StepOutput, Verdict
 
 Row = ScheduledRow[Sequence]
+Watcher = Callable[[list[Sequence], Draft, list[Verdict], list[StepOutput]], None]
+"""Told of every step: the rows that got tokens, their draft, how it was judged, what was delivered."""
 
 
 class Engine:
@@ -37,6 +40,9 @@ class Engine:
         eos_token_ids: end a sequence unless the request ignores them.
         contract: what the numerics of the target guarantee (see ``target.selfcheck``).
         policy: chooses draft lengths; None always drafts the configured number.
+
+    Attributes:
+        watchers: called after every step; they change nothing.
 
     Raises:
         IncompatibleDrafterError: the drafter asks for what the engine does not give; both are named.
@@ -63,6 +69,7 @@ class Engine:
         self.verifier = Verifier(config)
         self.scheduler: Scheduler[Sequence] = Scheduler(max_num_seqs, max_num_batched_tokens, target.slots.length)
         self.sequences: dict[str, Sequence] = {}
+        self.watchers: list[Watcher] = []
         self._ids = itertools.count()
 
     def add_request(self, request: Request) -> Sequence:
@@ -132,6 +139,8 @@ class Engine:
         verified = time.perf_counter()
         self._commit(rows, verdicts)
         outputs = deliver(complete, draft, verdicts, logits)
+        for watch in self.watchers:
+            watch(complete, draft, verdicts, outputs)
         for sequence in complete:
             self.drafter.observe(sequence.sequence_id, sequence.token_ids)
         seconds = StepSeconds.between(started, planned, drafted, passed, verified, time.perf_counter())

@@ -60,16 +60,23 @@ def time_chart(arms: Sequence[ArmResult]) -> str:
     return _bars(arms, draw)
 
 
+def svg(draw: Callable[[Axes], None], height: float) -> str:
+    """What ``draw`` puts on the axes, as SVG text to stand inside a page; ``height`` in inches, of 8.5 wide."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(8.5, height), layout="constrained")
+        draw(figure.subplots())
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
 def _bars(arms: Sequence[ArmResult], draw: Callable[[Axes], None]) -> str:
     """Horizontal bars, one an arm, the first on top."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(8.5, 1.2 + 0.26 * len(arms)), layout="constrained")
-        axes = figure.subplots()
+
+    def draw_with_names(axes: Axes) -> None:
         draw(axes)
         labels = [f"{cell_name(a.prompt, a.temperature)}: {arm_name(a.engine, a.method)}" for a in arms]
         axes.set_yticks(range(len(arms)), labels)
         axes.set_ylim(len(arms) - 0.5, -0.5)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    svg = text.getvalue()
-    return svg[svg.index("<svg") :]
+
+    return svg(draw_with_names, 1.2 + 0.26 * len(arms))

@@ -1,8 +1,9 @@
-"""A benchmark's result as one page that needs nothing else: tables, pictures and the JSON document in it."""
+"""A result as one page that needs nothing else: tables, pictures and the JSON document in it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -32,19 +33,35 @@ def write_report(path: Path, result: BenchResult, document: dict[str, Any]) -> N
     """Write the page. ``document`` is the JSON document, which is shown at its end."""
     from foredraft.measure.charts import rate_chart, time_chart
 
-    title = f"foredraft bench: {result.options.model}"
-    pictures = ""
+    pictures = []
     if result.arms:
-        pictures = (
-            f"<h2>Decode rate</h2>\n{rate_chart(result.arms)}\n<h2>Time per token</h2>\n{time_chart(result.arms)}\n"
-        )
+        pictures = [("Decode rate", rate_chart(result.arms)), ("Time per token", time_chart(result.arms))]
+    lead = headline(result, document["hardware"]["cpu"])
+    write_page(path, f"foredraft bench: {result.options.model}", lead, pictures, grids(result), document)
+
+
+def write_page(
+    path: Path,
+    title: str,
+    lead: str,
+    pictures: Sequence[tuple[str, str]],
+    tables: Sequence[Grid],
+    document: dict[str, Any],
+) -> None:
+    """Write a page that needs nothing else.
+
+    Args:
+        lead: one paragraph.
+        pictures: headings and SVG texts.
+        document: plain data; its ``command`` and ``versions`` are shown at the top, all of it at the end.
+    """
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n<h1>{escape(title)}</h1>\n"
-        f"<p>{escape(headline(result, document['hardware']['cpu']))}</p>\n<p>{escape(versions)}</p>\n"
-        f"<pre>{escape(document['command'])}</pre>\n{pictures}"
-        + "\n".join(map(_table, grids(result)))
+        f"<p>{escape(lead)}</p>\n<p>{escape(versions)}</p>\n<pre>{escape(document['command'])}</pre>\n"
+        + "".join(f"<h2>{escape(heading)}</h2>\n{picture}\n" for heading, picture in pictures)
+        + "\n".join(map(_table, tables))
         + f"\n<h2>Document</h2>\n<pre>{escape(json.dumps(document))}</pre>\n</body></html>\n"
     )
     path.write_text(page, encoding="utf-8")
