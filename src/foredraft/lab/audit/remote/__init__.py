@@ -1,0 +1,1 @@
+"""Audits of somebody else's engine, with nothing but the OpenAI API."""
