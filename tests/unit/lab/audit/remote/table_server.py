@@ -210,12 +210,18 @@ def _handler(server: TableServer) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that hangs up is nothing to report."""
+
+
 @contextmanager
 def serve(behaviour: Behaviour) -> Iterator[tuple[str, TableServer]]:
     """Run a server; yields its URL with ``/v1`` and the server."""
     table = TableServer(behaviour)
-    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(table))
-    http.daemon_threads = True
+    http = _Quiet(("127.0.0.1", 0), _handler(table))
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
