@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foredraft.cli import audit_server as remote
 from foredraft.cli import options as shared
 from foredraft.cli import output
 from foredraft.types import SamplingParams
@@ -21,6 +22,7 @@ UNSOUND = 1
 
 
 def audit(
+    ctx: typer.Context,
     model: shared.Model = shared.DEFAULT_MODEL,
     method: shared.Method = None,
     draft_model: shared.DraftModel = None,
@@ -53,11 +55,48 @@ def audit(
     threads: shared.Threads = None,
     numerics: shared.Numerics = "invariant",
     report: Annotated[Path | None, typer.Option(help="Also write a page (.html) with tables and pictures.")] = None,
+    url: remote.Url = None,
+    served_model: remote.ServedModel = None,
+    against: remote.Against = None,
+    against_model: remote.AgainstModel = None,
+    body: remote.Body = None,
+    against_body: remote.AgainstBody = None,
+    chat: remote.Chat = False,
+    concurrency: remote.Concurrency = 4,
+    top_logprobs: remote.TopLogprobs = None,
+    timeout: remote.Timeout = 120.0,
+    max_retries: remote.MaxRetries = 6,
+    api_key_env: remote.ApiKeyEnv = "OPENAI_API_KEY",
 ) -> None:
     """Hold every token against the target's own law. The last line of stdout is one JSON document.
 
+    With --url the engine is somebody else's server, judged by the log-probabilities that it reports itself.
     Exit status 0: nothing speaks against the engine; 1: it is not lossless. Ctrl-C shows what was judged.
     """
+    remote.check_options(ctx, url)
+    if url is not None:
+        remote.audit_url(
+            url=url,
+            served_model=served_model,
+            against=against,
+            against_model=against_model,
+            body=body,
+            against_body=against_body,
+            chat=chat,
+            concurrency=concurrency,
+            top_logprobs=top_logprobs,
+            timeout_s=timeout,
+            max_retries=max_retries,
+            api_key_env=api_key_env,
+            temperature=temperature,
+            num_tokens=tokens,
+            max_tokens=max_tokens,
+            prompts_file=prompts_file,
+            seed=seed,
+            false_alarm_rate=false_alarm_rate,
+            report=report,
+        )
+        return
     from foredraft.lab.audit.options import AuditOptions
     from foredraft.measure.report import check_report_path
 

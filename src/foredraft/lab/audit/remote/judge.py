@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from foredraft.lab.audit.remote.cells import Cells, cells
 from foredraft.lab.audit.remote.client import Completion
 from foredraft.lab.audit.remote.logprobs import Key
-from foredraft.lab.audit.statistics import MartingaleTest, NeverTest, Panel, PitTests, Test, randomised_pit
+from foredraft.lab.audit.statistics import Bet, MartingaleTest, NeverTest, Panel, PitTests, randomised_pit
 
 ROUNDING = 5e-5
 """Total variation that rounding of log-probabilities to four decimals may hide, at every token."""
@@ -74,7 +74,7 @@ class Judge:
         self.by_key = [MartingaleTest(f"uniformity by token id {j}", math.sqrt(2)) for j in range(1, NUM_BY_KEY + 1)]
         self.impossible = NeverTest("a token of probability 0")
         self.pit = PitTests()
-        tests: list[Test] = [self.most_likely, self.outside, self.copied, self.recent, self.twin, self.logprob]
+        tests: list[Bet] = [self.most_likely, self.outside, self.copied, self.recent, self.twin, self.logprob]
         tests += [*self.pit.tests, *self.by_key, *self.in_step, self.impossible]
         self.panel = Panel(tests, false_alarm_rate)
 

@@ -66,6 +66,10 @@ class RemoteOptions:
                 raise InvalidOptionError(f"{name}={value} is below 1")
         if not self.temperatures or min(self.temperatures) < 0.0:
             raise InvalidOptionError(f"temperatures={self.temperatures} must be numbers from 0 on, at least one")
+        if self.endpoint.max_retries < 0 or self.endpoint.timeout_s <= 0.0:
+            raise InvalidOptionError(
+                f"max_retries={self.endpoint.max_retries} must be 0 or more, timeout={self.endpoint.timeout_s} above 0"
+            )
         if self.concurrency < 1:
             raise InvalidOptionError(f"concurrency={self.concurrency} is below 1, which is one request at a time")
         if not 0.0 < self.false_alarm_rate < 1.0:
@@ -220,7 +224,16 @@ def read_prompts(file: Path) -> tuple[str, ...]:
 def second_endpoint(
     first: Endpoint, url: str | None, model: str | None, body: Mapping[str, Any] | None
 ) -> Endpoint | None:
-    """What ``--against`` and ``--against-body`` describe: another server, or the same one with other fields."""
+    """What ``--against`` and ``--against-body`` describe: another server, or the same one with other fields.
+
+    The key goes to no other address than its own.
+    """
     if url is None and body is None:
         return None
-    return replace(first, url=url or first.url, model=model or first.model, body=first.body if body is None else body)
+    return replace(
+        first,
+        url=url or first.url,
+        model=model or first.model,
+        body=first.body if body is None else body,
+        api_key=first.api_key if url in (None, first.url) else "",
+    )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from foredraft.lab.audit.remote.client import Endpoint
 from foredraft.lab.audit.remote.greedy import GreedyResult, Likeness
 from foredraft.lab.audit.remote.run import RemoteResult
 from foredraft.lab.audit.remote.sampling import SamplingResult
-from foredraft.lab.audit.statistics import MartingaleTest, Test, visible_bias
+from foredraft.lab.audit.statistics import Bet, MartingaleTest, visible_bias
 from foredraft.measure.machine import versions
 from foredraft.measure.tables import Grid, Section
 
 MOST_ROWS = 20
+LN_10 = math.log(10.0)
 
 
 def headline(result: RemoteResult) -> str:
@@ -89,8 +91,9 @@ def _sampling_grid(found: SamplingResult) -> Grid:
     rows = [_test_row(test, panel.limit) for test in panel.tests if test.num_observations]
     caption = (
         f"{found.num_answers} answers, {found.num_tested} tokens. bias: per token; seen: the smallest bias that "
-        f"so many tokens show with probability 0.9; evidence: natural logarithm, convicting alone from "
-        f"{panel.limit:.1f} on. An exact server is convicted with a probability of at most {panel.false_alarm_rate:g}."
+        f"so many tokens show with probability 0.9; evidence: in powers of ten, convicting alone from "
+        f"{panel.limit / LN_10:.1f} on. An exact server is convicted with a probability of at most "
+        f"{panel.false_alarm_rate:g}."
     )
     return Grid(
         f"Temperature {found.plan.temperature:g}",
@@ -101,16 +104,16 @@ def _sampling_grid(found: SamplingResult) -> Grid:
     )
 
 
-def _test_row(test: Test, limit: float) -> list[str]:
+def _test_row(test: Bet, limit: float) -> list[str]:
     if not isinstance(test, MartingaleTest):
-        return [test.name, str(test.num_observations), "", "", "", f"{max(test.log_evidence, 0.0):.1f}"]
+        return [test.name, str(test.num_observations), "", "", "", f"{test.log_evidence / LN_10:.1f}"]
     return [
         test.name,
         str(test.num_observations),
         f"{test.bias:+.4f}",
         f"{test.z_score:+.1f}",
         f"{_seen(test, limit):.4f}",
-        f"{test.log_evidence:.1f}",
+        f"{test.log_evidence / LN_10:.1f}",
     ]
 
 
@@ -124,7 +127,8 @@ def document(result: RemoteResult, command: str) -> dict[str, Any]:
     abilities = result.abilities
     return {
         "command": command,
-        "verdict": "fault" if result.convicted else "no fault found" if result.num_tested else "nothing tested",
+        "convicted": result.convicted,
+        "verdict": headline(result),
         "complete": result.trouble is None,
         "trouble": result.trouble,
         "server": _endpoint(result.options.endpoint),
@@ -174,18 +178,18 @@ def _sampling_document(found: SamplingResult) -> dict[str, Any]:
     panel = found.judge.panel
     return {
         "temperature": found.plan.temperature,
-        "verdict": "fault" if found.convicted else "no fault found",
+        "convicted": found.convicted,
         "num_answers": found.num_answers,
         "num_tested": found.num_tested,
         "num_untestable": found.num_untestable,
         "conditional_on_top": found.conditional,
-        "log_evidence_limit": panel.limit,
+        "evidence_limit": panel.limit / LN_10,
         "tests": [
             {
                 "name": test.name,
                 "num_tokens": test.num_observations,
                 **({"bias": test.bias, "z": test.z_score} if isinstance(test, MartingaleTest) else {}),
-                "log_evidence": test.log_evidence,
+                "evidence": test.log_evidence / LN_10,
             }
             for test in panel.tests
         ],

@@ -127,15 +127,15 @@ def test_extra_fields_override_the_audit_s_own() -> None:
 
 def test_answers_come_in_order_and_those_under_way_are_kept_when_a_server_dies() -> None:
     with serve(Behaviour(dies_after=9)) as (url, _):
-        client = Client(Endpoint(url=url, model="table", max_retries=0), sleep=wait_briefly)
+        asks = (Ask(index, 0, "hello", {"max_tokens": 4, "logprobs": 5}) for index in range(100))
         seen = []
-        with client, pytest.raises(ServerGoneError):
-            asks = (Ask(index, 0, "hello", {"max_tokens": 4, "logprobs": 5}) for index in range(100))
-            for asked, answer in answers(client, asks, 4):
-                seen.append(asked.index)
-                assert len(answer.positions) == 4
-    assert seen == sorted(seen)
-    assert len(seen) == 9
+        with Client(Endpoint(url=url, model="table", max_retries=0), sleep=wait_briefly) as client:
+            stream = answers(client, asks, 4)
+            with pytest.raises(ServerGoneError):
+                seen += stream
+    # list += keeps what came before the error
+    assert [asked.index for asked, _ in seen] == sorted(asked.index for asked, _ in seen)
+    assert [len(answer.positions) for _, answer in seen] == [4] * 9
 
 
 def test_a_server_without_log_probabilities_says_so() -> None:
