@@ -24,7 +24,7 @@ SHARED_OPTIONS = frozenset(
 )
 REMOTE_OPTIONS = frozenset(
     {"url", "served_model", "against", "against_model", "body", "against_body", "chat", "concurrency"}
-    | {"top_logprobs", "timeout", "max_retries", "api_key_env"}
+    | {"top_logprobs", "score_missing", "timeout", "max_retries", "api_key_env"}
 )
 
 
@@ -44,6 +44,10 @@ Chat = Annotated[bool, _option("--chat", help="Ask /chat/completions instead of 
 Concurrency = Annotated[int, _option(help="Requests under way at a time.")]
 TopLogprobs = Annotated[
     int | None, _option(help="Most likely tokens to ask for.  [default: as many as it gives, up to 20]")
+]
+ScoreMissing = Annotated[
+    bool,
+    _option("--score-missing", help="Ask again for the log-probabilities of tokens without them, a request each."),
 ]
 Timeout = Annotated[float, _option(help="Seconds to wait for an answer before it is asked for again.")]
 MaxRetries = Annotated[int, _option(help="How often a request is sent again that is refused for its rate or lost.")]
@@ -86,6 +90,7 @@ def audit_url(
     chat: bool,
     concurrency: int,
     top_logprobs: int | None,
+    score_missing: bool,
     timeout_s: float,
     max_retries: int,
     api_key_env: str,
@@ -119,6 +124,7 @@ def audit_url(
         max_tokens=max_tokens,
         num_tokens=num_tokens,
         top_logprobs=top_logprobs,
+        score_missing=score_missing,
         prompts=PROMPTS if prompts_file is None else read_prompts(prompts_file),
         concurrency=concurrency,
         request_seed=seed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -32,29 +32,35 @@ class Ask:
     options: Mapping[str, Any]
 
 
-def answers(client: Client, asks: Iterable[Ask], concurrency: int) -> Generator[tuple[Ask, Completion]]:
+def answers(
+    client: Client, asks: Iterable[Ask], concurrency: int, answer: Callable[[Ask], Completion] | None = None
+) -> Generator[tuple[Ask, Completion]]:
     """Answers in the order of ``asks``, which are taken in no sooner than needed.
+
+    Args:
+        answer: how a request is answered, if in another way than by the client alone; called in threads.
 
     Raises:
         ServerGoneError, ServerRefusedError: the first one met, after the answers of the requests that were under
             way have been handed out.
     """
+    get = answer or (lambda ask: client.complete(ask.prompt, ask.options))
     waiting: deque[tuple[Ask, Future[Completion]]] = deque()
     todo, trouble = iter(asks), None
     with ThreadPoolExecutor(concurrency) as pool:
         try:
             while True:
                 while trouble is None and len(waiting) < concurrency and (ask := next(todo, None)) is not None:
-                    waiting.append((ask, pool.submit(client.complete, ask.prompt, ask.options)))
+                    waiting.append((ask, pool.submit(get, ask)))
                 if not waiting:
                     break
                 ask, future = waiting.popleft()
                 try:
-                    answer = future.result()
+                    found = future.result()
                 except ForedraftError as error:
                     trouble = trouble or error
                 else:
-                    yield ask, answer
+                    yield ask, found
         finally:
             for _, future in waiting:
                 future.cancel()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import email.utils
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +87,7 @@ class Client:
         self.endpoint = endpoint
         self._sleep = sleep
         self._closed = False
+        self._base = endpoint.url.rstrip("/")
         headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
         self._http = httpx2.Client(
             headers=headers,
@@ -105,21 +106,40 @@ class Client:
         self._closed = True
         self._http.close()
 
-    def complete(self, prompt: str, options: Mapping[str, Any]) -> Completion:
+    def complete(self, prompt: str | Sequence[int], options: Mapping[str, Any]) -> Completion:
         """Ask for one continuation.
+
+        Args:
+            prompt: text or, where the server takes them and ``chat`` is off, token ids.
 
         Raises:
             ServerRefusedError: the server does not take the request; its status and words are given.
             ServerGoneError: it stopped answering.
         """
         chat = self.endpoint.chat
-        asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+        asked = (
+            {"messages": [{"role": "user", "content": prompt}]}
+            if chat
+            else {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
+        )
         body = {"model": self.endpoint.model, **asked, **options, **self.endpoint.body}
-        answer = self._post("chat/completions" if chat else "completions", body)
+        answer = self._post(f"{self._base}/{'chat/completions' if chat else 'completions'}", body)
         return _completion(answer, self.endpoint.url)
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        url = f"{self.endpoint.url.rstrip('/')}/{path}"
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a prompt, by the path that vLLM and llama.cpp have beside ``/v1``.
+
+        Raises:
+            ServerRefusedError: this server has none.
+        """
+        body = {"model": self.endpoint.model, "prompt": text, "content": text, "add_special": True}
+        url = f"{self._base.removesuffix('/v1')}/tokenize"
+        found = self._post(url, body).get("tokens")
+        if not isinstance(found, list) or not all(isinstance(token, int) for token in found):
+            raise ServerRefusedError(f"{url} answers without token ids", 200)
+        return found
+
+    def _post(self, url: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         trouble, asked_to_wait_s = "", 0.0
         for attempt in range(self.endpoint.max_retries + 1):
             if attempt:

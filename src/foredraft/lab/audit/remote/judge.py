@@ -87,23 +87,24 @@ class Judge:
         """
         keys = tuple(position.key for position in answer.positions)
         pit = np.full(len(keys), np.nan)
-        rows: dict[int, list[Row]] = defaultdict(list)
+        slack = np.array([ROUNDING + position.total_variation for position in answer.positions])
+        rows: dict[int, list[tuple[Row, float]]] = defaultdict(list)
         for index, position in enumerate(answer.positions):
             outcome = cells(position, self.num_top, self.missing_temperature)
             if outcome is not None:
                 for row in self._rows(outcome, keys[:index], twin):
-                    rows[id(row[0])].append(row)
+                    rows[id(row[0])].append((row, slack[index]))
                 pit[index] = randomised_pit(*_below(outcome.probs, outcome.drawn), self.generator.random())
         for of_test in rows.values():
-            values, means, variances = np.array([row[1:] for row in of_test]).T
-            of_test[0][0].add(values, means, variances, ROUNDING)
-        for numbers in _runs(pit):
-            self.pit.add(numbers, ROUNDING)
+            values, means, variances = np.array([row[1:] for row, _ in of_test]).T
+            of_test[0][0][0].add(values, means, variances, [each for _, each in of_test])
+        for run in _runs(pit):
+            self.pit.add(pit[run], slack[run])
         self.impossible.add(
             [each.logprob < IMPOSSIBLE_LOGPROB for each in answer.positions if each.logprob is not None]
         )
         if twin is not None:
-            self._compare(pit, twin.pit)
+            self._compare(pit, twin.pit, slack)
         self._hide(answer.num_hidden)
         num_tested = int((~np.isnan(pit)).sum())
         return Judged(num_tested, len(keys) - num_tested + answer.num_hidden, pit, keys)
@@ -136,14 +137,14 @@ class Judge:
         for j, test in enumerate(self.by_key, start=1):
             yield test, math.sqrt(2) * math.cos(j * place), 0.0, 1.0
 
-    def _compare(self, pit: NDArray[np.float64], other: NDArray[np.float64]) -> None:
+    def _compare(self, pit: NDArray[np.float64], other: NDArray[np.float64], slack: NDArray[np.float64]) -> None:
         """Products of harmonics at the same place of two answers; the variance is known from the first one."""
         both = min(len(pit), len(other))
         here, there = pit[:both], other[:both]
         tested = ~(np.isnan(here) | np.isnan(there))
         for j, test in enumerate(self.in_step, start=1):
             ours, theirs = (math.sqrt(2) * np.cos(math.pi * j * numbers[tested]) for numbers in (here, there))
-            test.add(ours * theirs, 0.0, theirs**2, ROUNDING)
+            test.add(ours * theirs, 0.0, theirs**2, slack[:both][tested])
 
     def _hide(self, num_hidden: int) -> None:
         """Tokens that the server keeps to itself count as if they spoke for the server in every test."""
@@ -176,7 +177,7 @@ def _below(probs: NDArray[np.float64], drawn: int) -> tuple[float, float]:
     return float(probs[:drawn].sum()), float(probs[drawn])
 
 
-def _runs(pit: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    """The stretches of neighbouring tested tokens."""
-    parts = np.split(pit, np.flatnonzero(np.isnan(pit)))
-    return [part[~np.isnan(part)] for part in parts if not np.isnan(part).all()]
+def _runs(pit: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+    """Indices of the stretches of neighbouring tested tokens."""
+    tested = np.flatnonzero(~np.isnan(pit))
+    return [run for run in np.split(tested, np.flatnonzero(np.diff(tested) > 1) + 1) if run.size]

@@ -31,6 +31,8 @@ class Position:
         top: the most likely tokens with theirs; empty if not reported. Some servers add the emitted token to
             it, some do not.
         ambiguous: two of the tokens in ``top`` cannot be told apart.
+        total_variation: by which ``top`` may differ from what the token was drawn with, because it was computed
+            in a pass of another shape.
     """
 
     key: Key
@@ -38,6 +40,7 @@ class Position:
     logprob: float | None
     top: Mapping[Key, float]
     ambiguous: bool = False
+    total_variation: float = 0.0
 
 
 def positions(choice: Mapping[str, Any]) -> tuple[Position, ...]:

@@ -47,6 +47,7 @@ class RemoteOptions:
         concurrency: requests under way at a time.
         request_seed: first seed of the requests; None sends none.
         false_alarm_rate: probability that an exact server is convicted, over all temperatures, tests and looks.
+        score_missing: ask for the log-probabilities of each token that comes without them, one request a token.
     """
 
     endpoint: Endpoint
@@ -59,6 +60,7 @@ class RemoteOptions:
     concurrency: int = 4
     request_seed: int | None = None
     false_alarm_rate: float = FALSE_ALARM_RATE
+    score_missing: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("max_tokens", self.max_tokens), ("num_tokens", self.num_tokens)):
@@ -76,6 +78,8 @@ class RemoteOptions:
             raise InvalidOptionError(f"false_alarm_rate={self.false_alarm_rate} is outside (0, 1)")
         if self.top_logprobs is not None and self.top_logprobs < 3:
             raise InvalidOptionError(f"top_logprobs={self.top_logprobs} is below 3, with which no token can be judged")
+        if self.score_missing and self.endpoint.chat:
+            raise InvalidOptionError("score_missing continues a prompt at any token, which chat cannot; leave one out")
         if not self.prompts:
             raise InvalidOptionError("there are no prompts")
         for endpoint in (self.endpoint, self.against):
@@ -179,6 +183,7 @@ def _sample(result: RemoteResult, client: Client, temperature: float, tell: Tell
         num_tokens=options.num_tokens,
         concurrency=options.concurrency,
         request_seed=options.request_seed,
+        score_missing=options.score_missing,
         false_alarm_rate=options.false_alarm_rate / sum(each > 0 for each in set(options.temperatures)),
     )
     label = f"temperature {temperature:g}: {{}} of {plan.num_tokens} tokens"
@@ -195,7 +200,14 @@ def _sample(result: RemoteResult, client: Client, temperature: float, tell: Tell
     if found.num_untestable:
         result.notes.append(
             f"temperature {temperature:g}: {found.num_untestable} of {found.num_tested + found.num_untestable} tokens "
-            "could not be tested: hidden, without log-probabilities, or outside those that are known"
+            "could not be tested: hidden, outside those that are known, or without log-probabilities (with llama.cpp "
+            "the drafted ones; --score-missing has them tested)"
+        )
+    if found.num_scored:
+        result.notes.append(
+            f"temperature {temperature:g}: the log-probabilities of {found.num_scored} tokens were asked for "
+            f"afterwards; passes of two shapes differ there by {found.scoring_difference:.2g} in total variation on "
+            "average, and twice that is allowed for"
         )
 
 

@@ -12,6 +12,7 @@ from foredraft.lab.audit.remote.answers import INTERRUPTED, Ask, answers
 from foredraft.lab.audit.remote.client import Client
 from foredraft.lab.audit.remote.judge import Judge, Judged
 from foredraft.lab.audit.remote.probe import Abilities
+from foredraft.lab.audit.remote.scoring import Scorer
 
 MOST_ASKED = 4
 """Tokens that may be asked for, in multiples of those that are wanted; most may turn out untestable."""
@@ -30,6 +31,7 @@ class SamplingPlan:
         request_seed: the i-th request carries this plus i as its seed; None sends none, as most users do.
         false_alarm_rate: of all tests together.
         auditor_seed: of the auditor's own random numbers.
+        score_missing: see :class:`Scorer`.
     """
 
     temperature: float
@@ -40,6 +42,7 @@ class SamplingPlan:
     request_seed: int | None
     false_alarm_rate: float
     auditor_seed: int = 0
+    score_missing: bool = False
 
 
 @dataclass(slots=True)
@@ -47,6 +50,8 @@ class SamplingResult:
     """What was found; complete if ``trouble`` is None.
 
     Attributes:
+        num_scored: tokens whose log-probabilities were asked for afterwards.
+        scoring_difference: see :attr:`Scorer.difference`.
         pit: transformed tokens, for pictures.
         trouble: why it ended before its time.
     """
@@ -57,6 +62,8 @@ class SamplingResult:
     num_answers: int = 0
     num_tested: int = 0
     num_untestable: int = 0
+    num_scored: int = 0
+    scoring_difference: float = 0.0
     pit: list[float] = field(default_factory=list)
     trouble: str | None = None
 
@@ -79,7 +86,8 @@ def audit_sampling(
         plan, Judge(abilities.num_top, missing, plan.false_alarm_rate, generator), conditional=missing is not None
     )
     last: tuple[int, Judged] | None = None
-    stream = answers(client, _asks(abilities, plan), plan.concurrency)
+    scorer = Scorer(client, abilities) if plan.score_missing else None
+    stream = answers(client, _asks(abilities, plan), plan.concurrency, scorer)
     try:
         for ask, answer in stream:
             twin = last[1] if last and ask.index % 2 and last[0] == ask.index - 1 else None
@@ -99,6 +107,8 @@ def audit_sampling(
         result.trouble = str(error) or INTERRUPTED
     finally:
         stream.close()
+    if scorer is not None:
+        result.num_scored, result.scoring_difference = scorer.num_scored, scorer.difference
     return result
 
 

@@ -37,6 +37,7 @@ class Behaviour:
         num_top: most it lists; more is refused. 0: none at all.
         shape: ``columns`` (vLLM's completions), ``entries`` (llama.cpp's), ``emitted_first`` (vLLM's chat: the
             emitted token takes the last one's place).
+        untold_drafts: log-probabilities for the first token of an answer alone, as llama.cpp while it drafts.
         hides_end: an answer may end, and the end token is counted but not listed.
         strict: refuses fields beyond OpenAI's.
         busy_every: each so manyth request is answered with 429 and Retry-After first.
@@ -52,6 +53,7 @@ class Behaviour:
     raw: bool = True
     num_top: int = 20
     shape: str = "columns"
+    untold_drafts: bool = False
     hides_end: bool = False
     strict: bool = False
     busy_every: int = 0
@@ -66,7 +68,7 @@ class TableServer:
         self.behaviour = behaviour
         generator = np.random.default_rng(0)
         self.logits = 2.0 * generator.standard_normal((VOCAB_SIZE, VOCAB_SIZE))
-        self.logits[:, 0] = -8.0 if behaviour.hides_end else -1e4
+        self.logits[:, 0] = 0.0 if behaviour.hides_end else -1e4
         self.draft_logits = 0.6 * self.logits + 0.8 * generator.standard_normal(self.logits.shape)
         if behaviour.logit_noise:
             self.logits = self.logits + behaviour.logit_noise * generator.standard_normal(self.logits.shape)
@@ -80,7 +82,7 @@ class TableServer:
         behaviour, asked = self.behaviour, float(body.get("temperature", 1.0))
         temperature = behaviour.fixed_temperature if behaviour.fixed_temperature is not None else asked
         generator = np.random.default_rng(5 if behaviour.same_noise else self.noise.integers(2**63))
-        last, emitted = len(_prompt(body)) % (VOCAB_SIZE - 1) + 1, []
+        last, emitted = _prompt_ids(body)[-1], []
         while len(emitted) < int(body["max_tokens"]) and (not emitted or emitted[-1][0] != 0):
             if temperature == 0.0:
                 order = np.argsort(-self.logits[last])
@@ -149,6 +151,8 @@ class TableServer:
             columns["tokens"].append(name.format(token))
             columns["token_logprobs"].append(float(logprobs[token]))
             columns["top_logprobs"].append({name.format(each): float(logprobs[each]) for each in best})
+        if self.behaviour.untold_drafts:
+            content[1:] = [{**entry, "logprob": 0.0, "top_logprobs": []} for entry in content[1:]]
         return columns if shape == "columns" else {"content": content}
 
 
@@ -193,6 +197,8 @@ def _handler(server: TableServer) -> type[BaseHTTPRequestHandler]:
             num_top = (body.get("top_logprobs") if chat else body.get("logprobs")) or 0
             if behaviour.key and self.headers.get("Authorization") != f"Bearer {behaviour.key}":
                 self.refuse(401, "wrong key")
+            elif self.path == "/tokenize" and not behaviour.strict:
+                self.answer(200, {"tokens": _prompt_ids(body)})
             elif not chat and self.path != "/v1/completions":
                 self.refuse(404, f"no path {self.path}")
             elif body["model"] != "table":
@@ -237,8 +243,10 @@ def wait_briefly(seconds: float) -> None:
     time.sleep(min(seconds, 0.01))
 
 
-def _prompt(body: dict[str, Any]) -> str:
-    return str(body["prompt"] if "prompt" in body else body["messages"][-1]["content"])
+def _prompt_ids(body: dict[str, Any]) -> list[int]:
+    """A text is one token, by its length; a list of ids is taken as it is."""
+    prompt = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
+    return prompt if isinstance(prompt, list) else [len(prompt) % (VOCAB_SIZE - 1) + 1]
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

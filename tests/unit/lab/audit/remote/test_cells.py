@@ -10,6 +10,7 @@ import pytest
 from foredraft.lab.audit.remote.cells import cells
 from foredraft.lab.audit.remote.judge import copied_token
 from foredraft.lab.audit.remote.logprobs import Position, positions
+from foredraft.lab.audit.remote.scoring import total_variation
 
 PROBS = {5: 0.3, 2: 0.2, 9: 0.2, 7: 0.1, 1: 0.1, 4: 0.06, 3: 0.04}
 """Token ids and probabilities, with ties, one of them at the edge of the list."""
@@ -75,6 +76,11 @@ def test_three_shapes_of_the_same_answer_are_read_alike() -> None:
     (untold,) = positions({"logprobs": {"content": chat}})
     assert (untold.key, untold.logprob) == ("é".encode(), None)
     assert positions({"logprobs": None}) == ()
+
+
+def test_the_difference_of_two_lists_is_that_of_their_common_tokens() -> None:
+    one, other = {1: math.log(0.5), 2: math.log(0.3), 3: -5.0}, {1: math.log(0.4), 2: math.log(0.4), 9: -5.0}
+    assert total_variation(one, other) == pytest.approx(0.1)
 
 
 def test_copied_token_is_the_one_after_the_last_longest_match() -> None:

@@ -6,6 +6,7 @@ under 20 audits of exact servers here, so together a false alarm in 50,000 runs 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from foredraft.lab.audit.remote.sampling import SamplingPlan, SamplingResult, au
 
 from .table_server import Behaviour, TableServer, serve, wait_briefly
 
-ACQUITTAL_TOKENS = 4_000
+ACQUITTAL_TOKENS = 2_500
 CONVICTION_TOKENS = 20_000
 PROMPTS = ("a", "bb", "ccc", "dddd", "eeeee")
 
@@ -57,7 +58,7 @@ def test_exact_speculation_is_acquitted(behaviour: Behaviour, temperature: float
     assert abilities.num_top == behaviour.num_top
     assert abilities.processed is not behaviour.raw
     assert result.conditional == (behaviour.raw and temperature != 1.0)
-    assert result.judge.twin.num_observations > 20
+    assert result.judge.twin.num_observations > 5
     assert (result.num_untestable > 0) == (behaviour.hides_end or result.conditional)
 
 
@@ -123,3 +124,30 @@ def test_what_was_answered_before_a_server_died_is_kept() -> None:
     assert not exact.convicted
     faulty, _, _ = audit(Behaviour(rule="soft_ratio", dies_after=40))
     assert faulty.convicted
+
+
+UNTOLD = Behaviour(shape="entries", untold_drafts=True)
+
+
+def test_tokens_without_log_probabilities_are_counted_and_not_judged() -> None:
+    result, _, _ = audit(UNTOLD, num_tokens=50)
+    assert result.trouble is not None
+    assert "too few could be tested" in result.trouble
+    assert result.num_tested == result.num_answers
+    assert result.num_untestable == 63 * result.num_answers
+
+
+@pytest.mark.parametrize("behaviour", [UNTOLD, replace(UNTOLD, rule="soft_ratio"), replace(UNTOLD, hides_end=True)])
+def test_they_are_judged_when_they_are_asked_for_afterwards(behaviour: Behaviour) -> None:
+    result, _, server = audit(behaviour, num_tokens=300, score_missing=True)
+    assert result.convicted == (behaviour.rule == "soft_ratio")
+    assert result.num_scored >= 0.8 * result.num_tested > 100
+    assert result.scoring_difference == 0.0
+    assert (result.num_untestable > 0) == behaviour.hides_end
+    assert all(isinstance(body["prompt"], list) for body in server.bodies if body["max_tokens"] == 64)
+
+
+def test_a_server_that_cannot_tokenize_is_not_scored() -> None:
+    result, _, _ = audit(replace(UNTOLD, strict=True), num_tokens=50, score_missing=True)
+    assert result.trouble is not None
+    assert "/tokenize" in result.trouble
