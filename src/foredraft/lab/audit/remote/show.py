@@ -37,7 +37,8 @@ def _greedy_words(greedy: GreedyResult) -> str:
             f"(prompt {worst.prompt_index}, token {worst.position}: {worst.gap:.3g} behind)"
         )
     if greedy.num_compared:
-        return f"greedy is {greedy.verdict} to the other one in {greedy.num_identical} of {greedy.num_compared} answers"
+        rest = "" if not greedy.divergences else f", at worst {greedy.verdict} in the others"
+        return f"greedy is token-identical in {greedy.num_identical} of {greedy.num_compared} answers{rest}"
     return f"greedy emits the most likely token {greedy.num_checked} times out of {greedy.num_checked}"
 
 
