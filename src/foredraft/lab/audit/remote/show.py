@@ -150,7 +150,7 @@ def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
 
 def _greedy_document(greedy: GreedyResult) -> dict[str, Any]:
     return {
-        "verdict": str(greedy.verdict),
+        "verdict": str(greedy.verdict) if greedy.num_compared or greedy.convicted else "own choice",
         "num_answers": greedy.num_answers,
         "num_tokens": greedy.num_tokens,
         "num_checked": greedy.num_checked,

@@ -41,6 +41,7 @@ def test_a_right_server_is_acquitted_with_status_0(tmp_path: Path) -> None:
     assert document["complete"]
     assert document["num_top_logprobs"] == 20
     assert document["greedy"]["num_checked"] > 300
+    assert document["greedy"]["verdict"] == "own choice"
     assert document["sampling"][0]["num_tested"] >= 600
     assert page.read_text().count("<svg") == 2
     assert "k1" not in result.output + page.read_text()
