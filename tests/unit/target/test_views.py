@@ -11,7 +11,7 @@ from torch import nn
 from foredraft.errors import UnsupportedModelError
 from foredraft.target.layout import PassRow
 from foredraft.target.views import find_layers
-from foredraft.testing import target_for, tiny_model
+from foredraft.testing import target_for, tiny_mamba, tiny_model
 
 TOKENS = [3, 14, 15, 9, 2, 6, 5]
 
@@ -90,3 +90,9 @@ def test_a_compiled_model_is_refused(target):
     target.compiled = object()
     with pytest.raises(UnsupportedModelError, match="leave compile at False"):
         target.with_layers([])
+
+
+def test_a_state_is_not_shared_with_a_draft():
+    """A Mamba's layers hold what they have read, so a draft would change the text's state."""
+    with pytest.raises(UnsupportedModelError, match="Mamba2ForCausalLM.*cannot share with a draft"):
+        target_for(tiny_mamba()).layers  # noqa: B018
