@@ -1,7 +1,7 @@
 """The target's first layers draft, and its pass goes on where they stopped (LayerSkip, Elhoushi et al., 2404.16710).
 
-A model that was not trained for it agrees little with its own first layers. What the kept states save is arithmetic: the
-last token of a draft still goes through all layers, so the weights are read as often.
+A model that was not trained for it agrees little with its own first layers. What the kept states save is arithmetic:
+the last token of a draft still goes through all layers, so the weights are read as often.
 """
 
 from __future__ import annotations
