@@ -13,6 +13,7 @@ from foredraft.types import check_option_names
 
 ACCEPTANCE_RULES = ("auto", "rejection", "block", "coupled", "match", "typical")
 POLICIES = ("goodput", "fixed")
+SPARSE_KV_SELECTIONS = ("window", "snapkv")
 NUMERICS = ("invariant", "fast")
 HETEROGENEOUS_VOCAB_METHODS = ("tli", "slem")
 
@@ -25,7 +26,9 @@ class SpeculativeConfig:
         method: ``none``, ``ngram`` (copy what followed the last words before), ``suffix`` (what followed them most
             often, here and in earlier responses), ``prediction`` (the text that a request expects), ``recycling``
             (what the target found likely behind the same tokens), ``lookahead`` (the target's own guesses ahead) or
-            ``draft_model``; or several joined by ``+``, preferred in that order: ``ngram+draft_model``.
+            ``draft_model``; or the target drafts for itself, with its first layers (``early_exit``), without some
+            (``layer_skip``) or over a part of its cache (``sparse_kv``, for long texts); or several joined by ``+``,
+            preferred in that order: ``ngram+draft_model``.
         num_speculative_tokens: most draft tokens of a step, all nodes of a tree counted; None takes each method's
             default.
         tree_width: most children of a token in the draft; 1 drafts chains.
@@ -46,6 +49,11 @@ class SpeculativeConfig:
             side, tokens of an n-gram, and n-grams tried at once (W, N and G in the paper).
         policy: ``fixed`` always drafts ``num_speculative_tokens``; ``goodput`` chooses each step's draft lengths, 0
             included, from measured step times and acceptance.
+        exit_layer: how many layers draft under ``early_exit``; None takes a third of them.
+        skip_layers: layers left out under ``layer_skip``; None searches for them once (see ``drafters.layer_search``).
+        sparse_kv_budget: most cache entries of a sequence that ``sparse_kv`` drafts over.
+        sparse_kv_sinks: how many of them are the text's first tokens; the newest tokens are always among the others.
+        sparse_kv_selection: ``window`` takes no others, ``snapkv`` also what the prompt's end attended to most.
         acceptance_rule: ``auto`` is ``coupled`` for requests with a seed and ``rejection`` for others;
             greedy requests always accept on equality with the target's argmax.
         allow_lossy: needed for ``typical``, which changes the output's distribution.
@@ -70,6 +78,11 @@ class SpeculativeConfig:
     lookahead_ngram_size: int = 4
     lookahead_guess_size: int = 3
     policy: str = "fixed"
+    exit_layer: int | None = None
+    skip_layers: tuple[int, ...] | None = None
+    sparse_kv_budget: int = 256
+    sparse_kv_sinks: int = 4
+    sparse_kv_selection: str = "window"
     acceptance_rule: str = "auto"
     allow_lossy: bool = False
     posterior_threshold: float = 0.09
@@ -99,6 +112,7 @@ class SpeculativeConfig:
                 f"prompt_lookup_max={self.prompt_lookup_max}"
             )
         self._check_suffix_decoding()
+        self._check_self_drafting()
         for name, low in (("window_size", 1), ("ngram_size", 2), ("guess_size", 1)):
             value = getattr(self, f"lookahead_{name}")
             if value < low:
@@ -173,6 +187,21 @@ class SpeculativeConfig:
             raise InvalidOptionError(
                 f"{prefix}store={self.suffix_decoding_store!r} has no effect with {prefix}max_cached_requests=0; "
                 "say how many responses are kept"
+            )
+
+    def _check_self_drafting(self) -> None:
+        """The bounds that the model's layers set are checked when the drafter is built."""
+        _check_choice("sparse_kv_selection", self.sparse_kv_selection, SPARSE_KV_SELECTIONS)
+        for name, method in (("exit_layer", "early_exit"), ("skip_layers", "layer_skip")):
+            value = getattr(self, name)
+            if value is not None and method not in self.methods:
+                raise InvalidOptionError(f"{name}={value} has no effect with method {self.method!r}; leave it out")
+        if self.skip_layers is not None:
+            object.__setattr__(self, "skip_layers", tuple(self.skip_layers))
+        if self.sparse_kv_budget < 4 or not 0 <= self.sparse_kv_sinks <= self.sparse_kv_budget // 2:
+            raise InvalidOptionError(
+                f"sparse_kv_budget={self.sparse_kv_budget} must be at least 4, and sparse_kv_sinks="
+                f"{self.sparse_kv_sinks} between 0 and half of it, so that there is room for the newest tokens"
             )
 
 

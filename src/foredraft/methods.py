@@ -30,4 +30,7 @@ METHODS: dict[str, Method] = {
     "draft_model": Method(
         module="foredraft.drafters.load_draft_model", num_speculative_tokens=4, takes_tree_width=True
     ),
+    "early_exit": Method(module="foredraft.drafters.early_exit", num_speculative_tokens=4),
+    "layer_skip": Method(module="foredraft.drafters.layer_skip", num_speculative_tokens=4),
+    "sparse_kv": Method(module="foredraft.drafters.sparse_kv", num_speculative_tokens=4),
 }

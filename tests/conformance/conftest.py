@@ -21,6 +21,12 @@ LONG_DRAFTS = {"suffix_decoding_max_spec_factor": 8.0}
 """The texts are short, and so are the suffixes found in them."""
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in METHODS},
+    "sparse_kv": {
+        "method": "sparse_kv",
+        "sparse_kv_budget": 8,
+        "sparse_kv_sinks": 1,
+        "sparse_kv_selection": "snapkv",
+    },
     "draft_model-tree": {"method": "draft_model", "tree_width": 2, "tree_depth": 3},
     "suffix": {"method": "suffix", **LONG_DRAFTS},
     "suffix-tree": {"method": "suffix", "tree_width": 3, **LONG_DRAFTS, "suffix_decoding_min_token_prob": 0.0},

@@ -7,7 +7,7 @@ new tokens carry every sequence across it. Drafts come from n-grams and from an 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,8 +17,11 @@ import transformers as tf
 from foredraft import Engine, SamplingParams, SpeculativeConfig
 from foredraft.drafters import Drafter, DraftRow
 from foredraft.drafters.base import chain_draft
+from foredraft.drafters.early_exit import EarlyExitDrafter
+from foredraft.drafters.layer_skip import LayerSkipDrafter
 from foredraft.drafters.ngram import NGramDrafter
 from foredraft.drafters.none import NoDrafter
+from foredraft.drafters.sparse_kv import SparseKVDrafter
 from foredraft.errors import UnsupportedModelError
 from foredraft.target.forward import TargetModel
 from foredraft.types import Draft, Request
@@ -142,6 +145,25 @@ def test_drafts_leave_no_trace_in_bf16(name: str) -> None:
     tokens, accepted, _ = run(target, HalfRightDrafter(answers), 5)
     assert tokens == plain
     assert accepted > 0
+
+
+SELF_DRAFTERS: dict[str, Callable[[TargetModel], Drafter]] = {
+    "early_exit": lambda target: EarlyExitDrafter(target, 1),
+    "layer_skip": lambda target: LayerSkipDrafter(target, [0]),
+    "sparse_kv": lambda target: SparseKVDrafter(target, 12, 2, "snapkv"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_models_draft_for_themselves(name: str) -> None:
+    """Parts of the model run alone and its pass goes on from an early exit, whatever kind it is; all in one batch."""
+    model = make_model(name)
+    expected = reference(model)
+    target = TargetModel(copy.deepcopy(model), MAX_LEN)
+    for method, make in SELF_DRAFTERS.items():
+        tokens, _, drafted = run(target, make(target), 4)
+        assert tokens == expected, method
+        assert drafted > 0
 
 
 SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2}

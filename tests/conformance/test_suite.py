@@ -111,7 +111,7 @@ class TableDrafter(Drafter):
     """Draws one token from a fixed law, whatever the text, and reports ``reported`` as that law."""
 
     stochastic = True
-    law = torch.tensor([0.3, 0.1, 0.6] + [0.0] * 61)
+    law = torch.tensor([0.1, 0.6, 0.3] + [0.0] * 61)
 
     def __init__(self, stream: Stream = Stream.DRAFT, reported: torch.Tensor | None = None, peeks: bool = False):
         self._stream, self._peeks = stream, peeks

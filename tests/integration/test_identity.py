@@ -25,6 +25,7 @@ TASKS = (
 PROMPTS = [task.format(subject) for subject, task in itertools.product(SUBJECTS, TASKS)]
 METHODS = {
     "ngram": {"method": "ngram"},
+    "early_exit": {"method": "early_exit", "exit_layer": 24},
     "draft_model": {"method": "draft_model", "model": MODEL, "num_speculative_tokens": 3},
 }
 

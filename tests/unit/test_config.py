@@ -51,6 +51,11 @@ from foredraft.errors import InvalidOptionError
             {"suffix_decoding_store": "x"},
             "suffix_decoding_store='x' has no effect with .*max_cached_requests=0; say how",
         ),
+        ({"method": "ngram", "exit_layer": 2}, "exit_layer=2 has no effect with method 'ngram'; leave it out"),
+        ({"method": "early_exit", "skip_layers": [1]}, r"skip_layers=\[1\] has no effect with method 'early_exit'"),
+        ({"method": "sparse_kv", "sparse_kv_selection": "windows"}, "not one of window, snapkv; did you mean 'window'"),
+        ({"method": "sparse_kv", "sparse_kv_budget": 3}, "sparse_kv_budget=3 must be at least 4"),
+        ({"method": "sparse_kv", "sparse_kv_budget": 9, "sparse_kv_sinks": 5}, "sparse_kv_sinks=5 between 0 and half"),
         ({"acceptance_rule": "typical"}, "changes the output's distribution; pass allow_lossy=True"),
     ],
 )

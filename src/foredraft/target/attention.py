@@ -115,6 +115,7 @@ def attend(
     layout.slots.write(layer, layout.write_index, key_THD.flatten(1), value_THD.flatten(1))
     if layout.native is not None and runs_native(query_THD, value_THD):
         return native_attention(layer, query_THD, layout, scaling, softcap, window, sinks)
+    _note_queries(layer, query_THD, layout, scaling)
     outputs = []
     for segment in layout.segments:
         folded = _fold(query_THD, segment, key_THD.shape[1])
@@ -145,6 +146,7 @@ def native_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention by ``native/attention.cpp``: every query over exactly its own keys, which are in the slots."""
+    _note_queries(layer, query_THD, layout, scaling)
     if query_THD.stride(2) != 1 or query_THD.stride(1) != query_THD.shape[2]:
         query_THD = query_THD.contiguous()
     keys, values = layout.slots.keys[layer], layout.slots.values[layer]
@@ -157,6 +159,11 @@ def native_attention(
         keys.shape[2], keys.shape[3], window or 0, scaling, softcap or 0.0, torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def _note_queries(layer: int, query_THD: Tensor, layout: PassLayout, scaling: float) -> None:
+    if layout.queries is not None:
+        layout.queries[layer] = (query_THD, scaling)
 
 
 def rotate_and_store(

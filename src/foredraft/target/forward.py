@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,12 +14,17 @@ from torch import Tensor, nn
 from foredraft.errors import UnsupportedModelError
 from foredraft.target.attention import ATTENTION_NAME, register_attention
 from foredraft.target.compiled import CompiledModel
+from foredraft.target.early_exit import EarlyExit
 from foredraft.target.kinds import describe, state_kinds
 from foredraft.target.layout import PassRow, PassShape, build_layout
 from foredraft.target.lowering import LoweringReport, find_attention, lower, run_model
 from foredraft.target.native_build import native_library
+from foredraft.target.queries import QueryLog
 from foredraft.target.slots import KVSlots
+from foredraft.target.views import find_layers, with_layers
 from foredraft.target.zoo import cache_folder
+
+PROBE_ID = -4
 
 
 class TargetModel:
@@ -37,9 +44,13 @@ class TargetModel:
 
     Attributes:
         supports_trees: drafts may branch.
+        runs_parts: some of the layers can run without the others, in the same slots.
+        early_exit: set by a drafter of the first layers; passes then go on from the states of its draft.
+        query_log: set by a drafter that wants to know what the last tokens attended to.
     """
 
     supports_trees: ClassVar[bool] = True
+    runs_parts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -76,6 +87,8 @@ class TargetModel:
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.max_model_len = max_model_len
         self.num_passes = 0
+        self.early_exit: EarlyExit | None = None
+        self.query_log: QueryLog | None = None
 
     def forward(self, rows: Sequence[PassRow]) -> Tensor:
         """One pass over the next tokens of the given sequences, each opened in ``slots`` before.
@@ -86,10 +99,18 @@ class TargetModel:
             logits ``[sum of num_logits, vocab]`` in the model's dtype, in the order of ``rows``.
         """
         shape = self.shape if self.compiled is None else self.compiled.widened(self.shape)
-        layout = build_layout(rows, self.slots, shape, self.native)
         self.num_passes += 1
+        kept = {} if self.early_exit is None else self.early_exit.take(rows)
+        if self.early_exit is not None and kept:
+            return self.early_exit.resume(rows, kept)
+        layout = build_layout(rows, self.slots, shape, self.native)
+        if self.query_log is not None:
+            layout = replace(layout, queries={})
+        self.slots.scratch_of.update((row.sequence_id, self) for row in rows)
         with torch.inference_mode():
             logits = run_model(self.model, layout) if self.compiled is None else self.compiled(layout)
+            if self.query_log is not None:
+                self.query_log.note(rows, layout)
         return logits[: layout.num_logits, : self.vocab_size]
 
     def prefill(self, sequence_id: int, token_ids: Sequence[int], chunk: int = 512) -> None:
@@ -98,3 +119,44 @@ class TargetModel:
             part = list(token_ids[start : start + chunk])
             self.forward([PassRow(sequence_id, part, 0)])
             self.slots.commit(sequence_id, len(part))
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The decoder layers of a whole model.
+
+        Raises:
+            UnsupportedModelError: they cannot be told, or do not run without the others.
+        """
+        if self.compiled is not None:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} is compiled as a whole and cannot run some of its layers for a draft; "
+                "leave compile at False, or use another method"
+            )
+        if not self.runs_parts:
+            raise UnsupportedModelError(
+                f"{describe(self.model)} keeps a state that its layers cannot share with a draft; use another method"
+            )
+        return list(find_layers(self.model, len(self.slots.layers))[1])
+
+    def with_layers(self, layers: Sequence[nn.Module], slots: KVSlots | None = None) -> TargetModel:
+        """A model of some of this one's :attr:`layers`, which shares the weights and, unless given others, the slots.
+
+        Raises:
+            UnsupportedModelError: the model does not run with these layers.
+        """
+        view = copy.copy(self)
+        view.slots = slots or self.slots
+        view.num_passes, view.early_exit, view.query_log = 0, None, None
+        view.model = with_layers(self.model, find_layers(self.model, len(self.layers))[0], layers)
+        view.slots.open(PROBE_ID)
+        try:
+            view.forward([PassRow(PROBE_ID, [0, 0], 1)])
+        except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+            name = type(self.model).__name__
+            raise UnsupportedModelError(
+                f"{name} does not run with {len(layers)} of its {len(self.layers)} layers ({error}), so it cannot "
+                "draft for itself; use another method"
+            ) from error
+        finally:
+            view.slots.close(PROBE_ID)
+        return view

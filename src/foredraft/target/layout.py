@@ -55,13 +55,15 @@ class PassRow:
     """One sequence's part of a pass: its next tokens, and for how many of the last ones logits are wanted.
 
     ``parents`` says that the last ``len(parents)`` tokens are a tree: of each the index of its parent among them, a
-    smaller one, or -1 for a child of the token before the tree.
+    smaller one, or -1 for a child of the token before the tree. ``position_offset`` is how many tokens of the text the
+    slot lacks: positions are by so much larger than places. It is for chains.
     """
 
     sequence_id: int
     token_ids: list[int]
     num_logits: int
     parents: Sequence[int] = ()
+    position_offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class PassLayout:
 
     ``rows`` is ``[num_rows, 6]``: first token, number of tokens, slot, place of the first token, first position of
     the draft tree and its first row in ``paths``, or -1 for a chain. ``paths [nodes, depth]`` holds for each node of
-    a tree the places of its ancestors and its own.
+    a tree the places of its ancestors and its own. ``queries``, if it is there, gets each layer's queries
+    ``[T, query_heads, D]`` and their scale.
     """
 
     slots: KVSlots
@@ -84,6 +87,7 @@ class PassLayout:
     rows: Tensor
     paths: Tensor
     laid: list[LaidRow]
+    queries: dict[int, tuple[Tensor, float]] | None = None
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -99,7 +103,10 @@ def build_layout(
     A pass of fewer than ``shape.min_tokens`` tokens is filled up with copies of its last token at the
     positions that follow; they land in scratch space.
     """
-    laid = [LaidRow(slots.slot(r.sequence_id), slots.length(r.sequence_id), *_tokens_and_tree(r)) for r in rows]
+    laid = [
+        LaidRow(slots.slot(r.sequence_id), slots.length(r.sequence_id), *_tokens_and_tree(r), r.position_offset)
+        for r in rows
+    ]
     ends = _place(laid, shape.min_tokens)
     in_order = sorted(laid, key=lambda row: row.slot)
     slots.reserve(max(shape.num_keys(most_keys(run, shape)) for run in runs(in_order)))
@@ -108,7 +115,7 @@ def build_layout(
     logits += logits[-1:] * (shape.min_tokens - num_logits)
     top = slots.max_len - 1
     tokens = [token for row in in_order for token in row.tokens]
-    positions = [min(position, top) for row in in_order for position in row.positions]
+    positions = [min(position + row.position_offset, top) for row in in_order for position in row.positions]
     index = [slots.capacity * row.slot + place for row in in_order for place in row.places]
     flat = torch.tensor([tokens, positions, index], device=slots.device)
     about: list[list[int]] = []
@@ -136,8 +143,14 @@ def build_layout(
 
 def _tokens_and_tree(row: PassRow) -> tuple[list[int], list[int]]:
     """A row's tokens and the parents of its draft; none if they say that it is a chain."""
-    parents = list(row.parents)
-    return list(row.token_ids), [] if parents == list(range(-1, len(parents) - 1)) else parents
+    if is_chain(row.parents):
+        return list(row.token_ids), []
+    assert not row.position_offset, "trees lie behind a whole text"
+    return list(row.token_ids), list(row.parents)
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    return list(parents) == list(range(-1, len(parents) - 1))
 
 
 def _place(laid: list[LaidRow], min_tokens: int) -> list[int]:

@@ -21,12 +21,16 @@ LONG_ROW = 32
 
 @dataclass(slots=True)
 class LaidRow:
-    """A row in its place: ``tree_start`` is the place and position of the first node of its tree."""
+    """A row in its place: ``tree_start`` is the place and position of the first node of its tree.
+
+    Positions are those of a slot that holds the whole text; ``position_offset`` is what they fall short of otherwise.
+    """
 
     slot: int
     start: int
     tokens: list[int]
     parents: list[int]
+    position_offset: int = 0
     offset: int = 0
 
     @property

@@ -40,6 +40,9 @@ class KVSlots:
         layers: one shape per attention layer.
         dtype, device: of the stored keys and values.
         max_len: most tokens a sequence may hold; scratch space for padding comes on top.
+
+    Attributes:
+        scratch_of: the model that wrote last past a sequence's length, as it says itself.
     """
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, max_len: int):
@@ -51,6 +54,7 @@ class KVSlots:
         self._lengths: list[int] = []
         self._owners: list[int] = []
         self._slot_of: dict[int, int] = {}
+        self.scratch_of: dict[int, object] = {}
         self._views: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
         self._resize(1, GROWTH)
 
@@ -83,6 +87,7 @@ class KVSlots:
     def close(self, sequence_id: int) -> None:
         """Free a sequence's slot; the last slot moves into the hole."""
         hole, last = self._slot_of.pop(sequence_id), self.num_open - 1
+        self.scratch_of.pop(sequence_id, None)
         if hole != last:
             length = self._lengths[last]
             for store in (*self.keys, *self.values):
@@ -90,6 +95,7 @@ class KVSlots:
             self._lengths[hole] = length
             self._owners[hole] = self._owners[last]
             self._slot_of[self._owners[hole]] = hole
+            self.scratch_of.pop(self._owners[hole], None)
         self._lengths.pop()
         self._owners.pop()
 
@@ -135,6 +141,15 @@ class KVSlots:
             )
         self._lengths[slot] = length
         return length
+
+    def append(self, sequence_id: int, entries: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Store and commit keys and values ``[n, heads, head_dim]`` per layer that come from elsewhere."""
+        slot, start, count = self._slot_of[sequence_id], self.length(sequence_id), len(entries[0][0])
+        self.reserve(start + count)
+        for keys, values, (key, value) in zip(self.keys, self.values, entries, strict=True):
+            keys[slot, start : start + count] = key
+            values[slot, start : start + count] = value
+        self.commit(sequence_id, count)
 
     # -- storage ---------------------------------------------------------------------------------------
 

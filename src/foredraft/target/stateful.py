@@ -43,6 +43,7 @@ class StatefulModel(TargetModel):
     """
 
     supports_trees = False
+    runs_parts = False
     slots: StateSlots  # type: ignore[assignment]  # the engine uses what both kinds of slots have
 
     def __init__(self, model: nn.Module, max_model_len: int):

@@ -1,0 +1,117 @@
+"""Drafting token by token from a model's logits, whatever the model and wherever its cache lies."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foredraft.drafters.base import Drafter, DraftRow, chain_draft
+from foredraft.sampling import (
+    Stream,
+    adjust_logits,
+    gumbel,
+    most_likely_tokens,
+    probs_from_logits,
+    round_position,
+    sample_gumbel,
+    sample_inverse_cdf,
+    uniform,
+)
+from foredraft.types import Draft
+
+
+@dataclass(slots=True)
+class Chain:
+    """A draft in the making: the committed text in the draft model's tokens, and the tokens drawn after it."""
+
+    row: DraftRow
+    text: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    probs: list[Tensor] = field(default_factory=list)
+
+
+class AutoregressiveDrafter(Drafter):
+    """Draws each token of a draft from a model's law after the ones before.
+
+    Args:
+        vocab_size: of the target.
+    """
+
+    stochastic = True
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        return self.draft(rows, [row.token_ids for row in rows])
+
+    def draft(self, rows: Sequence[DraftRow], texts: Sequence[list[int]]) -> Draft:
+        """Draft for rows whose committed text is ``texts`` in the tokens that the draft model reads."""
+        chains = [Chain(row, text) for row, text in zip(rows, texts, strict=True)]
+        room = {id(chain): self._room(chain.row, chain.text) for chain in chains}
+        active = [chain for chain in chains if room[id(chain)]]
+        keep_probs = any(not row.sampling_row(()).params.is_greedy for row in rows)
+        for chain in active:
+            self._catch_up(chain.row.sequence_id, chain.text)
+        while active:
+            drawn = self._draw(active, self._next_logits(active), keep_probs)
+            active = [chain for chain in drawn if len(chain.token_ids) < room[id(chain)]]
+        width = max((len(chain.token_ids) for chain in chains), default=0)
+        probs = self._stack([chain.probs for chain in chains], width) if keep_probs else None
+        return chain_draft([chain.token_ids for chain in chains], probs)
+
+    @abstractmethod
+    def _room(self, row: DraftRow, text: list[int]) -> int:
+        """Tokens that can be drafted behind a text, at most as many as the row wants; asked before any is."""
+
+    @abstractmethod
+    def _catch_up(self, sequence_id: int, text: list[int]) -> None:
+        """Make the cache ready to draft behind a text."""
+
+    @abstractmethod
+    def _next_logits(self, chains: list[Chain]) -> Tensor:
+        """Logits ``[chains, V]`` of the token behind each; feeds what has not been fed."""
+
+    def _draw(self, chains: list[Chain], logits: Tensor, keep_probs: bool) -> list[Chain]:
+        """Add a token to each chain, with the distribution it was drawn from if ``keep_probs``.
+
+        A chain that the request's options leave no token that the draft model can say gets none, and ends.
+
+        Returns:
+            the chains that got a token.
+        """
+        adjusted = adjust_logits(logits, [chain.row.sampling_row(tuple(chain.token_ids)) for chain in chains])
+        possible = torch.isfinite(adjusted.amax(dim=-1))
+        if not possible.all():
+            chains = [chain for chain, can in zip(chains, possible.tolist(), strict=True) if can]
+            adjusted = adjusted[possible]
+        if not keep_probs:  # every row is greedy
+            for chain, token in zip(chains, most_likely_tokens(adjusted).tolist(), strict=True):
+                chain.token_ids.append(token)
+            return chains
+        all_probs = probs_from_logits(adjusted, [chain.row.sampling_row(()).params for chain in chains])
+        for chain, probs in zip(chains, all_probs, strict=True):
+            chain.token_ids.append(self._sample(chain, probs))
+            chain.probs.append(probs)
+        return chains
+
+    def _sample(self, chain: Chain, probs: Tensor) -> int:
+        row, position = chain.row, len(chain.row.token_ids)
+        if row.rule == "coupled":
+            noise = gumbel(row.noise_seed, Stream.TARGET, position + len(chain.token_ids), self.vocab_size)
+            return int(sample_gumbel(probs[None], [noise]))
+        key = round_position(position, len(chain.token_ids))
+        u = torch.tensor([uniform(row.noise_seed, Stream.DRAFT, key)], dtype=torch.float64)
+        return int(sample_inverse_cdf(probs[None], u))
+
+    def _stack(self, drawn: list[list[Tensor]], width: int) -> Tensor:
+        """``[B, width, V]``; zeros where nothing was drawn."""
+        stacked = torch.zeros(len(drawn), width, self.vocab_size)
+        for i, row in enumerate(drawn):
+            for j, probs in enumerate(row):
+                stacked[i, j] = probs
+        return stacked
