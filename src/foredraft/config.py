@@ -97,46 +97,15 @@ class SpeculativeConfig:
             raise InvalidOptionError(
                 f"num_speculative_tokens={self.num_speculative_tokens} is outside [0, 64]; 0 is plain decoding"
             )
-        if self.tree_width < 1 or (self.tree_depth is not None and self.tree_depth < 1):
-            raise InvalidOptionError(
-                f"tree_width={self.tree_width} and tree_depth={self.tree_depth} must be at least 1; width 1 is a chain"
-            )
-        if self.tree_width > 1 and not any(METHODS[method].takes_tree_width for method in self.methods):
-            able = ", ".join(name for name, method in METHODS.items() if method.takes_tree_width)
-            raise InvalidOptionError(
-                f"tree_width={self.tree_width} has no effect with method {self.method!r}; it goes with {able}"
-            )
-        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
-            raise InvalidOptionError(
-                f"prompt_lookup_min={self.prompt_lookup_min} must be at least 1 and at most "
-                f"prompt_lookup_max={self.prompt_lookup_max}"
-            )
-        self._check_suffix_decoding()
-        self._check_self_drafting()
-        for name, low in (("window_size", 1), ("ngram_size", 2), ("guess_size", 1)):
-            value = getattr(self, f"lookahead_{name}")
-            if value < low:
-                raise InvalidOptionError(f"lookahead_{name}={value} is below {low}")
-        if "draft_model" in self.methods and not self.model:
-            raise InvalidOptionError(f"method {self.method!r} needs model=: a folder, hub id or short name")
-        if "draft_model" not in self.methods and self.model:
-            raise InvalidOptionError(f"model={self.model!r} has no effect with method {self.method!r}; leave it out")
-        if "draft_model" not in self.methods and self.use_heterogeneous_vocab:
-            raise InvalidOptionError(f"use_heterogeneous_vocab has no effect with method {self.method!r}; leave it out")
-        if self.tree_width > 1 and self.use_heterogeneous_vocab:
-            raise InvalidOptionError(
-                f"tree_width={self.tree_width} has no effect with use_heterogeneous_vocab, which drafts chains; "
-                "leave one of them out"
-            )
-        if self.heterogeneous_vocab_method != "tli" and not self.use_heterogeneous_vocab:
-            raise InvalidOptionError(
-                f"heterogeneous_vocab_method={self.heterogeneous_vocab_method!r} has no effect without "
-                "use_heterogeneous_vocab=True; add it"
-            )
         if self.acceptance_rule == "typical" and not self.allow_lossy:
             raise InvalidOptionError(
                 "acceptance_rule 'typical' changes the output's distribution; pass allow_lossy=True if that is wanted"
             )
+        self._check_trees()
+        self._check_draft_model()
+        self._check_lookups()
+        self._check_suffix_decoding()
+        self._check_self_drafting()
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | SpeculativeConfig | None) -> SpeculativeConfig:
@@ -163,6 +132,46 @@ class SpeculativeConfig:
     @property
     def is_lossy(self) -> bool:
         return self.acceptance_rule == "typical"
+
+    def _check_trees(self) -> None:
+        if self.tree_width < 1 or (self.tree_depth is not None and self.tree_depth < 1):
+            raise InvalidOptionError(
+                f"tree_width={self.tree_width} and tree_depth={self.tree_depth} must be at least 1; width 1 is a chain"
+            )
+        if self.tree_width > 1 and not any(METHODS[method].takes_tree_width for method in self.methods):
+            able = ", ".join(name for name, method in METHODS.items() if method.takes_tree_width)
+            raise InvalidOptionError(
+                f"tree_width={self.tree_width} has no effect with method {self.method!r}; it goes with {able}"
+            )
+
+    def _check_draft_model(self) -> None:
+        if "draft_model" in self.methods and not self.model:
+            raise InvalidOptionError(f"method {self.method!r} needs model=: a folder, hub id or short name")
+        if "draft_model" not in self.methods and self.model:
+            raise InvalidOptionError(f"model={self.model!r} has no effect with method {self.method!r}; leave it out")
+        if "draft_model" not in self.methods and self.use_heterogeneous_vocab:
+            raise InvalidOptionError(f"use_heterogeneous_vocab has no effect with method {self.method!r}; leave it out")
+        if self.tree_width > 1 and self.use_heterogeneous_vocab:
+            raise InvalidOptionError(
+                f"tree_width={self.tree_width} has no effect with use_heterogeneous_vocab, which drafts chains; "
+                "leave one of them out"
+            )
+        if self.heterogeneous_vocab_method != "tli" and not self.use_heterogeneous_vocab:
+            raise InvalidOptionError(
+                f"heterogeneous_vocab_method={self.heterogeneous_vocab_method!r} has no effect without "
+                "use_heterogeneous_vocab=True; add it"
+            )
+
+    def _check_lookups(self) -> None:
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise InvalidOptionError(
+                f"prompt_lookup_min={self.prompt_lookup_min} must be at least 1 and at most "
+                f"prompt_lookup_max={self.prompt_lookup_max}"
+            )
+        for name, low in (("window_size", 1), ("ngram_size", 2), ("guess_size", 1)):
+            value = getattr(self, f"lookahead_{name}")
+            if value < low:
+                raise InvalidOptionError(f"lookahead_{name}={value} is below {low}")
 
     def _check_suffix_decoding(self) -> None:
         prefix = "suffix_decoding_"
