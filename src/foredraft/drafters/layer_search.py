@@ -13,8 +13,6 @@ parts; here whole layers go. As there, the first and the last layer stay if ther
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from foredraft import theory
 from foredraft.sampling import Stream, sample_inverse_cdf, uniform
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow
+from foredraft.target.measurements import read_measurement, write_measurement
 
 NUM_SEQUENCES = 8
 BEGINNING, END = 24, 16
@@ -38,13 +37,11 @@ def find_skip_layers(target: TargetModel, num_draft_tokens: int, folder: Path) -
     """The layers to leave out, ascending; read from ``folder`` if they were searched for before."""
     with _Judge(target) as judge:
         file = folder / f"{_key(judge, num_draft_tokens)}.json"
-        if file.is_file():
-            return tuple(json.loads(file.read_text()))
+        known = read_measurement(file)
+        if "layers" in known:
+            return tuple(known["layers"])
         found = search(judge, len(target.layers), num_draft_tokens)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    scratch = file.with_suffix(f".{os.getpid()}.tmp")
-    scratch.write_text(json.dumps(found))
-    os.replace(scratch, file)
+    write_measurement(file, {"layers": found})
     return found
 
 
