@@ -36,14 +36,10 @@ POOLED = 5
 
 @dataclass(slots=True)
 class _Entries:
-    """What the slot of a sequence holds: ``anchors [num_anchors, heads]`` per layer, then the text from ``start``.
-
-    Anchors lie before ``first``, the window never does.
-    """
+    """What the slot of a sequence holds: ``anchors [num_anchors, heads]`` per layer, then the text from ``start``."""
 
     prompt_len: int
     anchors: list[Tensor] | None = None
-    first: int = 0
     start: int = 0
 
 
@@ -99,8 +95,7 @@ class SparseKVDrafter(SelfDrafter):
             end = max(self._sinks, min(entries.prompt_len - OBSERVED, length - window))
             count = 0 if queries is None else min(self._budget - window - reserve - self._sinks, end - self._sinks)
             entries.anchors = self._choose_anchors(cached, queries or [], end, count)
-            entries.first = end if count > 0 else self._sinks
-        entries.start = max(entries.first, length - (self._budget - len(entries.anchors[0]) - reserve))
+        entries.start = length - (self._budget - len(entries.anchors[0]) - reserve)
         self._slots.truncate(sequence_id, 0)
         self._slots.append(
             sequence_id,
