@@ -33,6 +33,9 @@ def bench(
         str | None, typer.Option(help="Folder, hub id or short name.  [default: the target itself]")
     ] = None,
     num_speculative_tokens: shared.NumSpeculativeTokens = None,
+    policy: Annotated[
+        str, typer.Option(help="fixed, or goodput (from measured times and acceptance).")
+    ] = "fixed",
     max_tokens: Annotated[
         int | None, typer.Option(help="New tokens of every run.  [default: 192; 128 with a dataset]")
     ] = None,
@@ -65,6 +68,7 @@ def bench(
         methods=shared.words(methods),
         draft_model=draft_model,
         num_speculative_tokens=num_speculative_tokens,
+        policy=policy,
         max_tokens=(128 if dataset else 192) if max_tokens is None else max_tokens,
         temperatures=shared.numbers("temperatures", temperatures),
         repeats=repeats,

@@ -142,6 +142,7 @@ def load_arms(options: BenchOptions) -> tuple[LLM, list[Arm]]:
             method=method,
             model=draft_model if needs_draft_model(method) else None,
             num_speculative_tokens=None if method == "none" else options.num_speculative_tokens,
+            policy=options.policy,
         )
         arms.append(ForedraftArm(llm, config, counter))
     if options.peer is not None:

@@ -25,6 +25,7 @@ def document(result: BenchResult, command: str) -> dict[str, Any]:
         "draft_model": (options.draft_model or options.model) if has_draft_model else None,
         "drafts_with_itself": has_draft_model and options.drafts_with_itself,
         "peer": options.peer,
+        "policy": options.policy,
         "max_tokens": options.max_tokens,
         "seed": options.seed,
         "dtype": result.dtype,

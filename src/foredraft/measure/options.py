@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from foredraft.config import NUMERICS, check_method
+from foredraft.config import NUMERICS, POLICIES, check_method
 from foredraft.errors import InvalidOptionError
 from foredraft.measure.workloads import check_prompt_names
 
@@ -29,6 +29,7 @@ class BenchOptions:
         methods: drafting methods; ``none`` (plain) is always run, as the reference.
         draft_model: for the method of that name; None drafts with the target itself.
         num_speculative_tokens: most draft tokens of a pass; None is each engine's and method's default.
+        policy: of foredraft's arms, how many of them are drafted.
         max_tokens: new tokens of every run; end tokens are ignored.
         temperatures: 0 is greedy; above it, repeat i uses ``seed + i``.
         repeats: rounds over all arms and prompts.
@@ -46,6 +47,7 @@ class BenchOptions:
     methods: tuple[str, ...] = ("none", "ngram", "draft_model")
     draft_model: str | None = None
     num_speculative_tokens: int | None = None
+    policy: str = "fixed"
     max_tokens: int = 192
     temperatures: tuple[float, ...] = (0.0, 1.0)
     repeats: int = 3
@@ -60,6 +62,7 @@ class BenchOptions:
         _check_choices("peer", [self.peer] if self.peer else [], PEERS)
         for method in self.methods:
             check_method(method)
+        _check_choices("policy", [self.policy], POLICIES)
         _check_choices("numerics", [self.numerics], NUMERICS)
         _check_choices("dtype", [self.dtype], DTYPES)
         check_prompt_names(self.prompts)
