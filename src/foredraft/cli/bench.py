@@ -33,9 +33,7 @@ def bench(
         str | None, typer.Option(help="Folder, hub id or short name.  [default: the target itself]")
     ] = None,
     num_speculative_tokens: shared.NumSpeculativeTokens = None,
-    policy: Annotated[
-        str, typer.Option(help="fixed, or goodput (from measured times and acceptance).")
-    ] = "fixed",
+    policy: Annotated[str, typer.Option(help="fixed, or goodput (from measured times and acceptance).")] = "fixed",
     max_tokens: Annotated[
         int | None, typer.Option(help="New tokens of every run.  [default: 192; 128 with a dataset]")
     ] = None,

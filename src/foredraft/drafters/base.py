@@ -61,6 +61,7 @@ class Drafter(ABC):
         num_top_tokens: how many of the target's likeliest tokens ``observe_pass`` is shown at each node.
         stochastic: tokens are drawn, and ``Draft.probs`` says from what.
         rolls_back: its state follows when draft tokens are rejected.
+        reads_target_tokens: the caches of its models hold the target's token ids.
         cost: of a draft token, as a share of a target pass; 0 where no model is run.
     """
 
@@ -69,6 +70,7 @@ class Drafter(ABC):
     num_top_tokens: int = 0
     stochastic: bool = False
     rolls_back: bool = True
+    reads_target_tokens: bool = True
     cost: float = 0.0
 
     @abstractmethod

@@ -35,6 +35,8 @@ _GREEDY = SamplingRow(SamplingParams(temperature=0.0))
 class _TranslatingDrafter(Drafter):
     """Keeps the draft model's cache at the committed text, as the draft model's tokenizer reads it."""
 
+    reads_target_tokens = False
+
     def __init__(self, inner: DraftModelDrafter, target: TokenText, draft: TokenText):
         self._inner, self._target, self._draft = inner, target, draft
         self._translations: dict[int, Translation] = {}

@@ -103,8 +103,11 @@ class RecordingDrafter(Drafter):
 
 
 def parts_of(drafter: Drafter) -> list[Drafter]:
-    """A drafter and those that it is made of; a recorder stands for what it records."""
+    """A drafter and those that it is made of, as far as they read the target's tokens; a recorder stands for what it
+    records."""
     if isinstance(drafter, RecordingDrafter):
         return parts_of(drafter.inner)
+    if not drafter.reads_target_tokens:
+        return [drafter]
     inside = [value for held in vars(drafter).values() for value in (held if isinstance(held, list) else [held])]
     return [drafter, *(part for value in inside if isinstance(value, Drafter) for part in parts_of(value))]

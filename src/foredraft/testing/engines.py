@@ -96,7 +96,8 @@ def check_cache(model: TargetModel, sequence_id: int, token_ids: Sequence[int], 
 
 def check_caches(engine: Engine) -> None:
     """:func:`check_cache` for every running sequence, in the target and in the models of the drafter."""
-    held = [value for part in parts_of(engine.drafter) for value in vars(part).values()]
+    parts = parts_of(engine.drafter)
+    held = [value for part in parts if part.reads_target_tokens for value in vars(part).values()]
     models = [engine.target, *(model for model in held if isinstance(model, TargetModel))]
     for sequence in engine.scheduler.running:
         for model in models:
