@@ -91,7 +91,7 @@ class HalfRightDrafter(Drafter):
 
 def make_model(name: str) -> Any:
     torch.manual_seed(0)
-    model = tf.AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    model = tf.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name])).eval()
     for parameter_name, parameter in model.named_parameters():
         if "sinks" in parameter_name:
             torch.nn.init.normal_(parameter)

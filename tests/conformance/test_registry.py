@@ -9,7 +9,6 @@ import pytest
 from foredraft.config import ACCEPTANCE_RULES
 from foredraft.errors import IncompatibleDrafterError
 from foredraft.testing import (
-    LOSSLESS_RULES,
     MODES,
     MakeDrafter,
     Totals,
@@ -50,7 +49,7 @@ def test_tokens(from_registry: FromRegistry, name: str, rule: str, mode: str):
 
 
 @pytest.mark.parametrize(
-    "num_draft_tokens", [1, 2, 5, 8, *(pytest.param(k, marks=pytest.mark.slow) for k in (3, 6, 7))]
+    "num_draft_tokens", [1, 8, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3, 5, 6, 7))]
 )
 def test_greedy_at_every_draft_length(from_registry: FromRegistry, drafting: str, num_draft_tokens: int):
     totals = Totals()
@@ -64,12 +63,14 @@ def test_interface(from_registry: FromRegistry, name: str):
     check_interface(from_registry(name))
 
 
-@pytest.mark.parametrize("rule", [rule for rule in LOSSLESS_RULES if rule != "auto"])
+@pytest.mark.parametrize(
+    "rule", ["rejection", "coupled", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("block", "match"))]
+)
 def test_distribution(from_registry: FromRegistry, drafting: str, rule: str):
-    """8,000 tokens; ``auto`` is one of these rules. Acceptance says that drafts were judged both ways."""
+    """4,000 tokens, 20,000 in the slow test. Acceptance says that drafts were judged both ways."""
     if rule == "block" and makes_trees(from_registry(drafting)):
         return  # refused, see test_tokens
-    assert 0.01 < check_distribution(from_registry(drafting), rule, num_texts=2000) < 0.95
+    assert 0.01 < check_distribution(from_registry(drafting), rule, num_texts=1000) < 0.95
 
 
 @pytest.mark.slow
