@@ -7,7 +7,7 @@ logits, T tokens of a pass, V vocabulary, H heads, S keys, D head size.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -153,10 +153,15 @@ class Draft:
 
     def depths(self, row: int) -> list[int]:
         """The depth of each of a row's tokens, 1 for children of the text."""
-        depths: list[int] = []
-        for parent in self.parents[row, : self.num_draft_tokens[row]].tolist():
-            depths.append(depths[parent] + 1 if parent >= 0 else 1)
-        return depths
+        return node_depths(self.parents[row, : self.num_draft_tokens[row]].tolist())
+
+
+def node_depths(parents: Iterable[int]) -> list[int]:
+    """The depth of each node of a tree, 1 for children of the root; parents come before children."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 1)
+    return depths
 
 
 @dataclass(frozen=True, slots=True)

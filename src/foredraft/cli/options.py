@@ -9,6 +9,7 @@ import typer
 
 from foredraft.config import SpeculativeConfig
 from foredraft.errors import InvalidOptionError
+from foredraft.methods import METHODS
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -16,7 +17,7 @@ Model = Annotated[str, typer.Argument(help="Folder, hub id or short name.")]
 Method = Annotated[
     str | None,
     typer.Option(
-        help="none, ngram, suffix, prediction, draft_model, or several, as in ngram+draft_model.  "
+        help=f"{', '.join(METHODS)}, or several, as in ngram+draft_model.  "
         "[default: ngram, or draft_model with --draft-model]"
     ),
 ]

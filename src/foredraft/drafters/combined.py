@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters.base import Drafter, DraftRow, JudgedDraft, tree_draft
-from foredraft.types import Draft
+from foredraft.types import Draft, node_depths
 
 PRIOR_ACCEPTANCE = 0.6
 """Chance that a draft token is accepted if the one before it was, where a source makes no estimate."""
@@ -52,11 +52,8 @@ class Proposal:
 
     def expected(self, num_emitted: int) -> float:
         """How many of so many emitted tokens it was expected to foresee."""
-        total, depths = 0.0, list[int]()
-        for parent, prob in zip(self.parents, self.path_probs, strict=True):
-            depths.append(depths[parent] + 1 if parent >= 0 else 1)
-            total += prob if depths[-1] <= num_emitted else 0.0
-        return total
+        depths = node_depths(self.parents)
+        return sum(prob for prob, depth in zip(self.path_probs, depths, strict=True) if depth <= num_emitted)
 
 
 def prior_path_probs(parents: Sequence[int]) -> list[float]:

@@ -32,6 +32,7 @@ from foredraft.target.forward import TargetModel
 from foredraft.target.kinds import describe
 from foredraft.target.layout import PassRow
 from foredraft.types import Draft
+from foredraft.verify.tree import children_of, path_to
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class _Tree:
         return not self.row.sampling_row(()).params.is_greedy and self.row.rule != "coupled"
 
     def path(self, node: int) -> list[int]:
-        return [] if node < 0 else [*self.path(self.parents[node]), node]
+        return path_to(node, self.parents)
 
     def prefix(self, node: int) -> tuple[int, ...]:
         return tuple(self.token_ids[i] for i in self.path(node))
@@ -59,9 +60,7 @@ class _Tree:
         """The nodes to propose: all that were drawn, the most probable of the others."""
         if self.is_drawn:
             return list(range(len(self.token_ids)))
-        children: dict[int, list[int]] = {}
-        for node, parent in enumerate(self.parents):
-            children.setdefault(parent, []).append(node)
+        children = children_of(self.parents)
 
         def expand(node: int) -> Iterator[tuple[int, float, int]]:
             above = self.probs[node] if node >= 0 else 1.0

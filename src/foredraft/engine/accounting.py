@@ -67,7 +67,6 @@ def step_outcome(
             for i, sequence in enumerate(complete)
         ],
         num_tokens=sum(fed),
-        num_rows=len(rows),
         num_keys=sum(lengths),
         num_pairs=sum(n * length for n, length in zip(fed, lengths, strict=True)),
         draft_s=seconds.draft,

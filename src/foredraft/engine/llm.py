@@ -12,10 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from foredraft.config import EngineConfig, SpeculativeConfig
 from foredraft.drafters import make_drafter
 from foredraft.engine.engine import Engine
-from foredraft.engine.profile import settle_pass_table
+from foredraft.engine.profile import make_policy
 from foredraft.engine.sequence import Sequence
 from foredraft.errors import InvalidOptionError, RequestError
-from foredraft.policy import FixedPolicy, GoodputPolicy, Policy, StepCost
 from foredraft.target.load import load_target
 from foredraft.target.selfcheck import settle_numerics
 from foredraft.types import CompletionOutput, Request, RequestOutput, SamplingParams, StepOutput
@@ -60,9 +59,6 @@ class LLM:
     def new_engine(self, speculative_config: SpeculativeConfig) -> Engine:
         """An engine on this target with the given drafter. Two engines of one target must not run at the same time."""
         drafter = make_drafter(speculative_config, self.config, self._target, self.tokenizer)
-        policy: Policy = FixedPolicy(speculative_config.max_draft_tokens)
-        if speculative_config.policy == "goodput" and speculative_config.max_draft_tokens:
-            policy = GoodputPolicy(StepCost(settle_pass_table(self._target, self.loaded.fingerprint, self.config)))
         return Engine(
             self._target,
             drafter,
@@ -72,7 +68,7 @@ class LLM:
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             contract=self.numerics.for_drafts(drafter.makes_trees),
-            policy=policy,
+            policy=make_policy(speculative_config, self._target, self.loaded.fingerprint, self.config),
         )
 
     def generate(

@@ -1,4 +1,4 @@
-"""Measures what a pass of the target costs, by number of tokens and by context."""
+"""Measures what a pass of the target costs, by number of tokens and by context, and makes the policy that needs it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from statistics import median
 
-from foredraft.config import EngineConfig
-from foredraft.policy import PassTable
+from foredraft.config import EngineConfig, SpeculativeConfig
+from foredraft.policy import FixedPolicy, GoodputPolicy, PassTable, Policy, StepCost
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow
 from foredraft.target.measurements import measurement_file, read_measurement, write_measurement
@@ -36,6 +36,13 @@ def settle_pass_table(target: TargetModel, fingerprint: str, config: EngineConfi
         table = measure_pass_table(target)
         write_measurement(file, asdict(table))
         return table
+
+
+def make_policy(speculative: SpeculativeConfig, target: TargetModel, fingerprint: str, config: EngineConfig) -> Policy:
+    """The policy that a configuration names; ``goodput`` needs the target's pass times, which are measured once."""
+    if speculative.policy == "goodput" and speculative.max_draft_tokens:
+        return GoodputPolicy(StepCost(settle_pass_table(target, fingerprint, config)))
+    return FixedPolicy(speculative.max_draft_tokens)
 
 
 def measure_pass_table(

@@ -22,6 +22,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from foredraft.config import EngineConfig, SpeculativeConfig
 from foredraft.drafters import make_drafter
 from foredraft.engine.engine import Engine
+from foredraft.engine.profile import make_policy
 from foredraft.errors import InvalidOptionError, RequestError
 from foredraft.target.forward import TargetModel
 from foredraft.target.selfcheck import Numerics, settle_numerics
@@ -50,7 +51,7 @@ class TransformersGenerate:
     """
 
     def __init__(self) -> None:
-        self._targets: weakref.WeakKeyDictionary[nn.Module, tuple[int, TargetModel, Numerics]]
+        self._targets: weakref.WeakKeyDictionary[nn.Module, tuple[int, TargetModel, Numerics, str]]
         self._targets = weakref.WeakKeyDictionary()
 
     def __call__(
@@ -83,7 +84,7 @@ class TransformersGenerate:
         config = SpeculativeConfig.from_options(
             {"method": "ngram"} if speculative_config is None else speculative_config
         )
-        target, numerics = self._target(model)
+        target, numerics, fingerprint = self._target(model)
         engine_config = EngineConfig(model=model.config._name_or_path or type(model).__name__)
         eos = generation_config._eos_token_tensor
         drafter = make_drafter(config, engine_config, target, None)
@@ -92,6 +93,7 @@ class TransformersGenerate:
             drafter,
             config,
             contract=numerics.for_drafts(drafter.makes_trees),
+            policy=make_policy(config, target, fingerprint, engine_config),
             eos_token_ids=() if eos is None else tuple(eos.reshape(-1).tolist()),
         )
         prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
@@ -112,7 +114,7 @@ class TransformersGenerate:
             return GenerateDecoderOnlyOutput(sequences=out)
         return out
 
-    def _target(self, model: nn.Module) -> tuple[TargetModel, Numerics]:
+    def _target(self, model: nn.Module) -> tuple[TargetModel, Numerics, str]:
         weights = hash(tuple((p.data_ptr(), p._version) for p in model.parameters()))
         known = self._targets.get(model)
         if known is None or known[0] != weights:
@@ -121,9 +123,10 @@ class TransformersGenerate:
             clone = copy.deepcopy(model, {**shared, id(model.config): config})
             length = getattr(config.get_text_config(), "max_position_embeddings", None) or 2048
             target = wrap_model(clone, length)
-            numerics = settle_numerics(target, _fingerprint(model), EngineConfig(model=type(model).__name__))
-            known = self._targets[model] = (weights, target, numerics)
-        return known[1], known[2]
+            fingerprint = _fingerprint(model)
+            numerics = settle_numerics(target, fingerprint, EngineConfig(model=type(model).__name__))
+            known = self._targets[model] = (weights, target, numerics, fingerprint)
+        return known[1:]
 
 
 transformers_generate = TransformersGenerate()

@@ -26,6 +26,7 @@ from foredraft.sampling import (
     sample_inverse_cdf,
     uniform,
 )
+from foredraft.target.layout import is_chain
 from foredraft.types import Draft, Verdict
 from foredraft.verify import block, rejection, tree, typical
 
@@ -59,7 +60,7 @@ class _Row:
 
     @property
     def is_chain(self) -> bool:
-        return self.parents == list(range(-1, len(self.parents) - 1))
+        return is_chain(self.parents)
 
     def probs(self, node: int) -> Tensor:
         """The target's law ``[V]`` behind a node, -1 being the root."""

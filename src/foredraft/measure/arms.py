@@ -33,7 +33,7 @@ class Run:
     Attributes:
         token_ids: the new tokens.
         drafted, emitted: per target pass that delivered something, the draft tokens and the new tokens.
-        num_target_passes: all passes of the target, counted by a hook on the model.
+        num_target_passes: all passes of the target; a peer's are counted by a hook on its model.
         first_s, total_s: seconds from the call to the first and to the last delivery.
     """
 
@@ -102,20 +102,19 @@ class ForedraftArm:
     Args:
         llm: gives the target, the tokenizer and the settings.
         config: the drafter.
-        counter: attached to the target's model.
     """
 
     engine = "foredraft"
 
-    def __init__(self, llm: LLM, config: SpeculativeConfig, counter: PassCounter):
+    def __init__(self, llm: LLM, config: SpeculativeConfig):
         self.method, self.num_speculative_tokens = config.method, config.max_draft_tokens
-        self._counter = counter
         self._engine = llm.new_engine(config)
         self._num_runs = 0
 
     def run(self, prompt: Sequence[int], *, temperature: float, seed: int, max_tokens: int) -> Run:
         params = exact_length_params(temperature, seed, max_tokens)
-        self._counter.reset()
+        target = self._engine.target
+        passes_before = target.num_passes
         self._num_runs += 1
         began = time.perf_counter()
         sequence = self._engine.add_request(Request(f"bench-{self._num_runs}", list(prompt), params))
@@ -125,7 +124,7 @@ class ForedraftArm:
             self._engine.abort(sequence.request.request_id)
         total_s = time.perf_counter() - began
         return Run(
-            sequence.output_token_ids, drafted, emitted, self._counter.num_passes, first_s, total_s,
+            sequence.output_token_ids, drafted, emitted, target.num_passes - passes_before, first_s, total_s,
             _split(sequence.metrics, total_s),
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from foredraft.config import SpeculativeConfig
 from foredraft.engine.llm import LLM
 from foredraft.errors import InvalidOptionError
-from foredraft.measure.arms import Arm, ForedraftArm, PassCounter
+from foredraft.measure.arms import Arm, ForedraftArm
 from foredraft.measure.batches import measure_batches
 from foredraft.measure.options import BenchOptions, needs_draft_model
 from foredraft.measure.passes import PassTime, measure_passes
@@ -134,7 +134,6 @@ def run_bench(options: BenchOptions, tell: Tell = lambda label, fraction: None) 
 def load_arms(options: BenchOptions) -> tuple[LLM, list[Arm]]:
     """Our target once, shared by our arms; the peer's copy once, shared by its arms."""
     llm = LLM(options.model, dtype=options.dtype, numerics=options.numerics, num_threads=options.threads)
-    counter = PassCounter().attach(llm.engine.target.model)
     draft_model = options.draft_model or options.model
     arms: list[Arm] = []
     for method in options.all_methods:
@@ -144,7 +143,7 @@ def load_arms(options: BenchOptions) -> tuple[LLM, list[Arm]]:
             num_speculative_tokens=None if method == "none" else options.num_speculative_tokens,
             policy=options.policy,
         )
-        arms.append(ForedraftArm(llm, config, counter))
+        arms.append(ForedraftArm(llm, config))
     if options.peer is not None:
         from foredraft.measure.peer_transformers import PEER_METHODS, PeerModel, TransformersArm
 

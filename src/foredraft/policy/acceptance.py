@@ -7,7 +7,6 @@ a sequence are already sensible.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 NUM_POSITIONS = 16
@@ -71,8 +70,3 @@ def _rate(counts: Counts | None, position: int, prior: float, weight: float) -> 
     if counts is None:
         return prior
     return (counts.hits[position] + weight * prior) / (counts.trials[position] + weight)
-
-
-def expected_tokens(survival: Sequence[float]) -> float:
-    """Emitted tokens of a pass (Leviathan et al., 2211.17192, eq. 1, with measured survival in place of alpha^i)."""
-    return 1.0 + sum(survival)

@@ -45,7 +45,6 @@ class StepOutcome:
     Attributes:
         rows: of the sequences that were planned for.
         num_tokens: fed in the pass, prompts included.
-        num_rows: of the pass, prompts included.
         num_keys: sum of the context lengths of all rows.
         num_pairs: sum over rows of tokens fed times context length.
         draft_s, target_s, verify_s, host_s: seconds of the step's parts.
@@ -53,7 +52,6 @@ class StepOutcome:
 
     rows: Sequence[RowOutcome]
     num_tokens: int
-    num_rows: int
     num_keys: int
     num_pairs: int
     draft_s: float

@@ -5,8 +5,8 @@ A pass of M tokens over B rows takes
     pass(M) + key_s * (context of all rows) + pair_s * (sum over rows of tokens * context)
 
 where pass(M) is flat while the weights are the bottleneck and rises with M after that. The table comes from
-:func:`foredraft.target.profile.profile_target`; real steps correct it, point by point, relative to how fast the machine
-is at the moment. Medians, so that a neighbour's load or one slow step moves nothing.
+:func:`foredraft.engine.profile.measure_pass_table`; real steps correct it, point by point, relative to how fast the
+machine is at the moment. Medians, so that a neighbour's load or one slow step moves nothing.
 """
 
 from __future__ import annotations

@@ -63,13 +63,6 @@ class GoodputPolicy:
     def forget(self, sequence_id: int) -> None:
         self.acceptance.forget(sequence_id)
 
-    def goodput(self, rows: Sequence[PlanRow], lengths: Sequence[int], num_other_tokens: int = 0) -> float:
-        """Expected emitted tokens per second of a plan."""
-        emitted = sum(1.0 + sum(self._survival(row)[:k]) for row, k in zip(rows, lengths, strict=True))
-        pairs = sum(row.context_len * (1 + k) for row, k in zip(rows, lengths, strict=True))
-        keys = sum(row.context_len for row in rows)
-        return emitted / self._step_s(len(rows) + sum(lengths), num_other_tokens, keys, pairs, max(lengths, default=0))
-
     def _best_lengths(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         tokens = [
             (chance, at, position)

@@ -7,7 +7,7 @@ import pytest
 
 from foredraft.config import EngineConfig, SpeculativeConfig
 from foredraft.engine.llm import LLM
-from foredraft.measure.arms import ForedraftArm, PassCounter
+from foredraft.measure.arms import ForedraftArm
 from foredraft.measure.peer_transformers import PeerModel, TransformersArm
 from foredraft.measure.workloads import built_in_workload
 from foredraft.target.loader import load_model
@@ -44,10 +44,9 @@ def test_counts_add_up(peer, prompt, method, temperature):
 def test_methods_of_both_engines_agree_in_float32(peer, prompt, model_folder):
     """Greedy tokens are the same everywhere; so is the number of passes of plain decoding."""
     llm = LLM(str(model_folder), numerics="fast")
-    counter = PassCounter().attach(llm.engine.target.model)
     ours = [
-        ForedraftArm(llm, SpeculativeConfig(method="none"), counter),
-        ForedraftArm(llm, SpeculativeConfig(method="ngram"), counter),
+        ForedraftArm(llm, SpeculativeConfig(method="none")),
+        ForedraftArm(llm, SpeculativeConfig(method="ngram")),
     ]
     peers = [TransformersArm(peer, method, None) for method in ("none", "ngram", "draft_model")]
     runs = [arm.run(prompt, temperature=0.0, seed=0, max_tokens=MAX_TOKENS) for arm in (*ours, *peers)]
@@ -71,7 +70,7 @@ def test_an_end_token_does_not_end_a_run(peer, prompt, model_folder, tmp_path):
         assert run.token_ids == said
     llm = LLM(str(folder), numerics="fast")
     assert said[1] in llm.engine.eos_token_ids
-    ours = ForedraftArm(llm, SpeculativeConfig(method="ngram"), PassCounter())
+    ours = ForedraftArm(llm, SpeculativeConfig(method="ngram"))
     assert ours.run(prompt, temperature=0.0, seed=0, max_tokens=MAX_TOKENS).token_ids == said
 
 

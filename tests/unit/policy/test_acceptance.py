@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foredraft.policy.acceptance import FIRST_RATE, AcceptanceBook, expected_tokens
+from foredraft.policy.acceptance import FIRST_RATE, AcceptanceBook
+from foredraft.theory import expected_tokens_by_position
 
 
 def test_nothing_known_is_worth_a_try():
@@ -21,7 +22,7 @@ def test_positions_are_told_apart():
     assert second > 0.9
     assert third < 0.1
     assert fourth <= third
-    assert expected_tokens([first, second]) == pytest.approx(1 + first + second)
+    assert expected_tokens_by_position([first, second]) == pytest.approx(1 + first + second)
 
 
 def test_survival_falls():

@@ -49,9 +49,7 @@ def simulate(
         drafting_s = draft_s * max(plan, default=0)
         seconds += target_s + drafting_s + 4e-4
         pairs = sum(CONTEXT * (1 + k) for k in plan)
-        policy.observe(
-            StepOutcome(outcomes, num_tokens, len(rows), CONTEXT * len(rows), pairs, drafting_s, target_s, 2e-4, 2e-4)
-        )
+        policy.observe(StepOutcome(outcomes, num_tokens, CONTEXT * len(rows), pairs, drafting_s, target_s, 2e-4, 2e-4))
         plans.append(plan)
     return emitted / seconds, plans
 
