@@ -16,8 +16,10 @@
 
 namespace {
 
-constexpr int kTile = 6;     // queries handled at once
-constexpr int kBlock = 16;   // keys handled at once: one vector of scores
+constexpr int kTile = 12;     // queries handled at once: 24 accumulators
+constexpr int kQueries = 48;  // most queries of a work item: they share a block of keys once it is transposed
+constexpr int kMany = 192;    // queries of a head in a row from which items are that large; below, threads share better
+constexpr int kBlock = 16;    // keys handled at once: one vector of scores
 constexpr int kMaxDim = 256;
 constexpr float kHidden = -1e30f;
 
@@ -68,62 +70,82 @@ struct Layer {
   const float* sinks;
 };
 
-struct Tile {
-  const uint16_t* query[kTile];
-  uint16_t* out[kTile];
-  int64_t position[kTile];
-  const int64_t* path[kTile];  // of a tree's node: places of the keys of positions tree_start, tree_start + 1, ...
-  float sink[kTile];
+struct Queries {  // of one kv head; those of a token are neighbours
+  int count;
+  const uint16_t* query[kQueries];
+  uint16_t* out[kQueries];
+  int64_t position[kQueries];
+  const int64_t* path[kQueries];  // of a tree's node: places of the keys of positions tree_start, tree_start + 1, ...
+  float sink[kQueries];
   int64_t tree_start;  // from this position on keys lie along paths; past every position in a row that is a chain
 };
 
 struct State {
-  alignas(64) float acc[kTile][kMaxDim];
-  float top[kTile], sum[kTile];
+  alignas(64) int32_t pairs[kMaxDim / 2 * kQueries];  // queries as [pair of dims][query]
+  alignas(64) float acc[kQueries * kMaxDim];          // [query][dim]
+  alignas(64) float sum[kQueries][kBlock];
+  float top[kQueries];
 };
+
+// 16 keys as [pair of dims][key], in the order of their positions.
+void transpose_keys(const uint16_t* keys, int64_t stride, int64_t dim, int32_t* block) {
+  const int32_t* rows = reinterpret_cast<const int32_t*>(keys);
+  for (int64_t d = 0; d < dim / 2; d += 16) transpose16(rows + d, stride / 2, block + d * kBlock);
+}
+
+// Scale what a query has summed up so that `highest` is the new reference of its weights.
+void raise_top(State& state, int q, int64_t dim, float highest) {
+  const float shrink = exp_one(state.top[q] - highest);
+  const __m512 factor = _mm512_set1_ps(shrink);
+  float* acc = state.acc + q * dim;
+  for (int64_t d = 0; d < dim; d += 16) _mm512_store_ps(acc + d, _mm512_mul_ps(_mm512_load_ps(acc + d), factor));
+  _mm512_store_ps(state.sum[q], _mm512_mul_ps(_mm512_load_ps(state.sum[q]), factor));
+  state.top[q] = highest;
+}
+
+// Which of 16 keys a query may see whose position is `newest` places behind the first of them.
+__mmask16 visible(int64_t newest, int64_t window) {
+  const int64_t unseen = window ? newest - window + 1 : 0;  // keys too old
+  if (newest < 0 || unseen >= kBlock) return 0;
+  uint32_t seen = newest >= kBlock - 1 ? 0xffff : (2u << newest) - 1;
+  return unseen > 0 ? seen >> unseen << unseen : seen;
+}
 
 // Take 16 keys that begin at position `key` into the softmax of the queries q0 .. q0 + R - 1.
 template <int R>
-inline __attribute__((always_inline)) void absorb(const Layer& layer, const Tile& tile, State& state, int q0, int64_t key,
-                                                  const uint16_t* keys, const uint16_t* values, int64_t stride) {
-  alignas(64) int32_t block[kMaxDim / 2 * kBlock];
+void absorb(const Layer& layer, const Queries& queries, State& state, int q0, int64_t key, const int32_t* block,
+            const uint16_t* values, int64_t stride) {
   alignas(64) uint16_t weights[R][kBlock];
   const int64_t dim = layer.dim;
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const int32_t* rows = reinterpret_cast<const int32_t*>(keys);
-  for (int64_t d = 0; d < dim / 2; d += 16) transpose16(rows + d, stride / 2, block + d * kBlock);
+  __m512 even[R], odd[R];
+  for (int r = 0; r < R; ++r) even[r] = odd[r] = _mm512_setzero_ps();
+  const int32_t* pairs = state.pairs + q0;
+  for (int64_t d = 0; d < dim / 2; d += 2, pairs += 2 * kQueries) {
+    const __m512bh k0 = (__m512bh)_mm512_load_si512(block + d * kBlock);
+    const __m512bh k1 = (__m512bh)_mm512_load_si512(block + (d + 1) * kBlock);
+    for (int r = 0; r < R; ++r) {
+      even[r] = _mm512_dpbf16_ps(even[r], k0, (__m512bh)_mm512_set1_epi32(pairs[r]));
+      odd[r] = _mm512_dpbf16_ps(odd[r], k1, (__m512bh)_mm512_set1_epi32(pairs[kQueries + r]));
+    }
+  }
   for (int r = 0; r < R; ++r) {
     const int q = q0 + r;
-    __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
-    const int32_t* query = reinterpret_cast<const int32_t*>(tile.query[q]);
-    for (int64_t d = 0; d < dim / 2; d += 2) {
-      even = _mm512_dpbf16_ps(even, (__m512bh)_mm512_load_si512(block + d * kBlock), (__m512bh)_mm512_set1_epi32(query[d]));
-      odd = _mm512_dpbf16_ps(odd, (__m512bh)_mm512_load_si512(block + (d + 1) * kBlock), (__m512bh)_mm512_set1_epi32(query[d + 1]));
-    }
-    __m512 scores = _mm512_mul_ps(_mm512_add_ps(even, odd), _mm512_set1_ps(layer.scaling));
+    __m512 scores = _mm512_mul_ps(_mm512_add_ps(even[r], odd[r]), _mm512_set1_ps(layer.scaling));
     if (layer.cap > 0) scores = capped(scores, layer.cap);
-    const int64_t newest = tile.position[q] - key, oldest = layer.window ? newest - layer.window : -1;
-    __mmask16 seen = _mm512_cmple_epi32_mask(lane, _mm512_set1_epi32((int)std::clamp<int64_t>(newest, -1, kBlock)));
-    seen &= _mm512_cmpgt_epi32_mask(lane, _mm512_set1_epi32((int)std::clamp<int64_t>(oldest, -1, kBlock)));
+    const __mmask16 seen = visible(queries.position[q] - key, layer.window);
     scores = _mm512_mask_blend_ps(seen, _mm512_set1_ps(kHidden), scores);
-    const float highest = std::max(state.top[q], _mm512_reduce_max_ps(scores));
-    if (highest > state.top[q]) {
-      const float shrink = exp_one(state.top[q] - highest);
-      const __m512 factor = _mm512_set1_ps(shrink);
-      float* acc = state.acc[q];
-      for (int64_t d = 0; d < dim; d += 16) _mm512_store_ps(acc + d, _mm512_mul_ps(_mm512_load_ps(acc + d), factor));
-      state.sum[q] *= shrink;
-      state.top[q] = highest;
-    }
-    const __m512 weight = _mm512_maskz_mov_ps(seen, exp_of(_mm512_sub_ps(scores, _mm512_set1_ps(highest))));
-    state.sum[q] += _mm512_reduce_add_ps(weight);
+    if (_mm512_cmp_ps_mask(scores, _mm512_set1_ps(state.top[q]), _CMP_GT_OQ))
+      raise_top(state, q, dim, _mm512_reduce_max_ps(scores));
+    const __m512 weight = _mm512_maskz_mov_ps(seen, exp_of(_mm512_sub_ps(scores, _mm512_set1_ps(state.top[q]))));
+    _mm512_store_ps(state.sum[q], _mm512_add_ps(_mm512_load_ps(state.sum[q]), weight));
     _mm256_store_si256(reinterpret_cast<__m256i*>(weights[r]), (__m256i)_mm512_cvtneps_pbh(weight));
   }
+  float* acc = state.acc + q0 * dim;
   for (int64_t d = 0; d < dim; d += 32) {
     __m512 low[R], high[R];
     for (int r = 0; r < R; ++r) {
-      low[r] = _mm512_load_ps(state.acc[q0 + r] + d);
-      high[r] = _mm512_load_ps(state.acc[q0 + r] + d + 16);
+      low[r] = _mm512_load_ps(acc + r * dim + d);
+      high[r] = _mm512_load_ps(acc + r * dim + d + 16);
     }
     for (int j = 0; j < kBlock; j += 2) {
       const __m512i v0 = _mm512_loadu_si512(values + j * stride + d);
@@ -138,69 +160,82 @@ inline __attribute__((always_inline)) void absorb(const Layer& layer, const Tile
       }
     }
     for (int r = 0; r < R; ++r) {
-      _mm512_store_ps(state.acc[q0 + r] + d, low[r]);
-      _mm512_store_ps(state.acc[q0 + r] + d + 16, high[r]);
+      _mm512_store_ps(acc + r * dim + d, low[r]);
+      _mm512_store_ps(acc + r * dim + d + 16, high[r]);
     }
   }
 }
 
+using Absorb = void (*)(const Layer&, const Queries&, State&, int, int64_t, const int32_t*, const uint16_t*, int64_t);
+constexpr Absorb kAbsorb[kTile + 1] = {nullptr,   absorb<1>, absorb<2>, absorb<3>,  absorb<4>,  absorb<5>, absorb<6>,
+                                       absorb<7>, absorb<8>, absorb<9>, absorb<10>, absorb<11>, absorb<12>};
+
 // The blocks from `first` to the query's own position, gathered along its path.
-void absorb_path(const Layer& layer, const Tile& tile, State& state, int q, int64_t first, const uint16_t* keys,
+void absorb_path(const Layer& layer, const Queries& queries, State& state, int q, int64_t first, const uint16_t* keys,
                  const uint16_t* values) {
   alignas(64) uint16_t near_keys[kBlock][kMaxDim], near_values[kBlock][kMaxDim];
-  for (int64_t key = first; key <= tile.position[q]; key += kBlock) {
+  alignas(64) int32_t block[kMaxDim / 2 * kBlock];
+  for (int64_t key = first; key <= queries.position[q]; key += kBlock) {
     for (int j = 0; j < kBlock; ++j) {
-      int64_t place = std::min(key + j, tile.position[q]);
-      if (place >= tile.tree_start) place = tile.path[q][place - tile.tree_start];
+      int64_t place = std::min(key + j, queries.position[q]);
+      if (place >= queries.tree_start) place = queries.path[q][place - queries.tree_start];
       std::copy_n(keys + place * layer.key_stride, layer.dim, near_keys[j]);
       std::copy_n(values + place * layer.key_stride, layer.dim, near_values[j]);
     }
-    absorb<1>(layer, tile, state, q, key, near_keys[0], near_values[0], kMaxDim);
+    transpose_keys(near_keys[0], kMaxDim, layer.dim, block);
+    absorb<1>(layer, queries, state, q, key, block, near_values[0], kMaxDim);
   }
 }
 
-template <int R>
-void attend(const Layer& layer, const Tile& tile, const uint16_t* keys, const uint16_t* values) {
+void attend(const Layer& layer, const Queries& queries, const uint16_t* keys, const uint16_t* values) {
+  alignas(64) int32_t block[kMaxDim / 2 * kBlock];
   State state;
+  const int count = queries.count;
   const int64_t dim = layer.dim, stride = layer.key_stride;
-  int64_t first = tile.position[0], last = tile.position[0];
-  for (int q = 0; q < R; ++q) {
-    std::fill(state.acc[q], state.acc[q] + dim, 0.0f);
+  int64_t first = queries.position[0], last = queries.position[0];
+  for (int q = 0; q < count; ++q) {
+    const int32_t* query = reinterpret_cast<const int32_t*>(queries.query[q]);
+    for (int64_t d = 0; d < dim / 2; ++d) state.pairs[d * kQueries + q] = query[d];
     state.top[q] = kHidden;
-    state.sum[q] = 0;
-    first = std::min(first, tile.position[q]);
-    last = std::max(last, tile.position[q]);
+    _mm512_store_ps(state.sum[q], _mm512_setzero_ps());
+    first = std::min(first, queries.position[q]);
+    last = std::max(last, queries.position[q]);
   }
+  std::fill(state.acc, state.acc + count * dim, 0.0f);
   first = layer.window ? std::max<int64_t>(0, first - layer.window + 1) / kBlock * kBlock : 0;
-  const int64_t shared = last < tile.tree_start ? last + 1 : tile.tree_start / kBlock * kBlock;
-  for (int64_t key = first; key < shared; key += kBlock)
-    absorb<R>(layer, tile, state, 0, key, keys + key * stride, values + key * stride, stride);
-  if (last >= tile.tree_start)
-    for (int q = 0; q < R; ++q) absorb_path(layer, tile, state, q, std::max(first, shared), keys, values);
+  const int64_t shared = last < queries.tree_start ? last + 1 : queries.tree_start / kBlock * kBlock;
+  for (int64_t key = first; key < shared; key += kBlock) {
+    transpose_keys(keys + key * stride, stride, dim, block);
+    for (int q = 0; q < count; q += kTile)
+      kAbsorb[std::min(kTile, count - q)](layer, queries, state, q, key, block, values + key * stride, stride);
+  }
+  if (last >= queries.tree_start)
+    for (int q = 0; q < count; ++q) absorb_path(layer, queries, state, q, std::max(first, shared), keys, values);
   // low and high hold, for each 8 dims, the first and the last four: put them in order again
   const __m512i order0 = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i order1 = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-  for (int q = 0; q < R; ++q) {
-    float scale = 1.0f / state.sum[q];
+  for (int q = 0; q < count; ++q) {
+    const float sum = _mm512_reduce_add_ps(_mm512_load_ps(state.sum[q]));
+    float scale = 1.0f / sum;
     if (layer.sinks) {
-      const float highest = std::max(state.top[q], tile.sink[q]);
+      const float highest = std::max(state.top[q], queries.sink[q]);
       const float shrink = exp_one(state.top[q] - highest);
-      scale = shrink / (state.sum[q] * shrink + exp_one(tile.sink[q] - highest));
+      scale = shrink / (sum * shrink + exp_one(queries.sink[q] - highest));
     }
     const __m512 factor = _mm512_set1_ps(scale);
+    const float* acc = state.acc + q * dim;
     for (int64_t d = 0; d < dim; d += 32) {
-      const __m512 low = _mm512_mul_ps(_mm512_load_ps(state.acc[q] + d), factor);
-      const __m512 high = _mm512_mul_ps(_mm512_load_ps(state.acc[q] + d + 16), factor);
+      const __m512 low = _mm512_mul_ps(_mm512_load_ps(acc + d), factor);
+      const __m512 high = _mm512_mul_ps(_mm512_load_ps(acc + d + 16), factor);
       const __m512 a = _mm512_permutex2var_ps(low, order0, high), b = _mm512_permutex2var_ps(low, order1, high);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(tile.out[q] + d), (__m256i)_mm512_cvtneps_pbh(a));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(tile.out[q] + d + 16), (__m256i)_mm512_cvtneps_pbh(b));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(queries.out[q] + d), (__m256i)_mm512_cvtneps_pbh(a));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(queries.out[q] + d + 16), (__m256i)_mm512_cvtneps_pbh(b));
     }
   }
 }
 
-using Attend = void (*)(const Layer&, const Tile&, const uint16_t*, const uint16_t*);
-constexpr Attend kAttend[kTile + 1] = {nullptr,   attend<1>, attend<2>, attend<3>,
-                                       attend<4>, attend<5>, attend<6>};
+int64_t part_size(int64_t count) { return count < kMany ? kTile : kQueries; }
+int64_t num_parts(int64_t count) { return (count + part_size(count) - 1) / part_size(count); }
 
 }  // namespace
 
@@ -217,26 +252,26 @@ extern "C" void foredraft_attention_bf16(const uint16_t* query, const uint16_t* 
   const int64_t group = query_heads / kv_heads;
   std::vector<int64_t> first_item(num_rows + 1, 0);
   for (int64_t r = 0; r < num_rows; ++r)
-    first_item[r + 1] = first_item[r] + kv_heads * ((rows[6 * r + 1] * group + kTile - 1) / kTile);
+    first_item[r + 1] = first_item[r] + kv_heads * num_parts(rows[6 * r + 1] * group);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
   for (int64_t item = 0; item < first_item[num_rows]; ++item) {
     const int64_t r = std::upper_bound(first_item.begin(), first_item.end(), item) - first_item.begin() - 1;
-    const int64_t *row = rows + 6 * r, count = row[1] * group, tiles = (count + kTile - 1) / kTile;
-    const int64_t head = (item - first_item[r]) / tiles, begin = (item - first_item[r]) % tiles * kTile;
+    const int64_t *row = rows + 6 * r, count = row[1] * group, parts = num_parts(count), most = part_size(count);
+    const int64_t head = (item - first_item[r]) / parts, begin = (item - first_item[r]) % parts * most;
     const bool is_tree = row[5] >= 0;
     const int64_t num_pending = row[4] - row[3];
-    Tile tile;
-    const int size = (int)std::min<int64_t>(kTile, count - begin);
-    tile.tree_start = is_tree ? row[4] : INT64_MAX;
-    for (int q = 0; q < size; ++q) {
+    Queries queries;
+    queries.count = (int)std::min(most, count - begin);
+    queries.tree_start = is_tree ? row[4] : INT64_MAX;
+    for (int q = 0; q < queries.count; ++q) {
       const int64_t token = (begin + q) / group, query_head = head * group + (begin + q) % group;
-      tile.query[q] = query + (row[0] + token) * query_stride + query_head * dim;
-      tile.out[q] = out + ((row[0] + token) * query_heads + query_head) * dim;
-      tile.position[q] = is_tree ? positions[row[0] + token] : row[3] + token;
-      tile.path[q] = is_tree && token >= num_pending ? paths + (row[5] + token - num_pending) * path_width : nullptr;
-      tile.sink[q] = sinks ? sinks[query_head] : 0;
+      queries.query[q] = query + (row[0] + token) * query_stride + query_head * dim;
+      queries.out[q] = out + ((row[0] + token) * query_heads + query_head) * dim;
+      queries.position[q] = is_tree ? positions[row[0] + token] : row[3] + token;
+      queries.path[q] = is_tree && token >= num_pending ? paths + (row[5] + token - num_pending) * path_width : nullptr;
+      queries.sink[q] = sinks ? sinks[query_head] : 0;
     }
     const int64_t at = row[2] * slot_stride + head * dim;
-    kAttend[size](layer, tile, keys + at, values + at);
+    attend(layer, queries, keys + at, values + at);
   }
 }
