@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foredraft.cli import bench_load as load
 from foredraft.cli import options as shared
 from foredraft.cli import output
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def bench(
+    ctx: typer.Context,
     model: shared.Model = shared.DEFAULT_MODEL,
     peer: Annotated[str | None, typer.Option(help="Also run: transformers.")] = None,
     prompts: Annotated[str, typer.Option(help="Of code, story and long.")] = "code,story",
@@ -35,26 +37,75 @@ def bench(
     num_speculative_tokens: shared.NumSpeculativeTokens = None,
     policy: Annotated[str, typer.Option(help="fixed, or goodput (from measured times and acceptance).")] = "fixed",
     max_tokens: Annotated[
-        int | None, typer.Option(help="New tokens of every run.  [default: 192; 128 with a dataset]")
+        int | None,
+        typer.Option(help="New tokens of every run.  [default: 192; 128 with a dataset; under load 96 on average]"),
     ] = None,
-    temperatures: Annotated[str, typer.Option(help="0 is greedy.")] = "0,1",
+    temperatures: Annotated[
+        str | None, typer.Option(help="0 is greedy.  [default: 0,1; under load one, 0]", show_default=False)
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds over all arms; medians are shown.")] = 3,
     time_limit: Annotated[
-        float, typer.Option(help="Begin no repeat that would end later, in seconds; the first always runs.")
-    ] = 240,
+        float | None,
+        typer.Option(
+            help="Begin no repeat that would end later, in seconds; the first always runs.  [default: 240; under load "
+            "540]"
+        ),
+    ] = None,
     batch_sizes: Annotated[str, typer.Option(help="Also decode so many sequences together, as in 1,8.")] = "1",
     seed: Annotated[int, typer.Option(help="Above temperature 0, repeat i uses seed + i.")] = 0,
     dtype: shared.Dtype = "auto",
     threads: shared.Threads = None,
     numerics: shared.Numerics = "invariant",
     report: Annotated[Path | None, typer.Option(help="Also write a page (.html) with tables and pictures.")] = None,
+    concurrency: load.Concurrency = None,
+    arrivals: load.ArrivalsOption = None,
+    rate: load.Rate = None,
+    method: load.Method = "ngram",
+    draft_lens: load.DraftLens = "1,3,5,7",
+    routes: load.Routes = "code,summary,story",
+    requests: load.Requests = None,
+    plot: load.Plot = None,
 ) -> None:
     """Measure plain and speculative decoding. The last line of stdout is one JSON document.
 
     Every run makes exactly --max-tokens tokens: end tokens are ignored. Ctrl-C shows what was measured.
+
+    With --concurrency or --rate it is a load test instead: many requests of several kinds at once.
     """
-    from foredraft.measure.options import BenchOptions
     from foredraft.measure.report import check_report_path
+
+    if report is not None:
+        check_report_path(report)
+    is_load = concurrency is not None or rate is not None or arrivals is not None
+    load.refuse_options(ctx, is_load=is_load)
+    if is_load:
+        from foredraft.measure.load_options import LoadOptions
+
+        wanted = LoadOptions(
+            model=model,
+            method=method,
+            draft_model=draft_model,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_lens=shared.whole_numbers("draft_lens", draft_lens),
+            arrivals=arrivals or ("closed" if rate is None else "poisson"),
+            concurrency=shared.whole_numbers("concurrency", concurrency or ""),
+            rates=shared.numbers("rate", rate or ""),
+            routes=shared.words(routes),
+            dataset=dataset,
+            per_category=per_category,
+            num_requests=requests,
+            max_tokens=96 if max_tokens is None else max_tokens,
+            time_limit_s=540 if time_limit is None else time_limit,
+            temperature=load.one_temperature(temperatures),
+            repeats=repeats,
+            seed=seed,
+            dtype=dtype,
+            threads=threads,
+            numerics=numerics,
+        )
+        load.bench_load(wanted, report, plot)
+        return
+    from foredraft.measure.options import BenchOptions
 
     chosen = BenchOptions(
         model=model,
@@ -68,17 +119,15 @@ def bench(
         num_speculative_tokens=num_speculative_tokens,
         policy=policy,
         max_tokens=(128 if dataset else 192) if max_tokens is None else max_tokens,
-        temperatures=shared.numbers("temperatures", temperatures),
+        temperatures=shared.numbers("temperatures", temperatures or "0,1"),
         repeats=repeats,
-        time_limit_s=time_limit,
+        time_limit_s=240 if time_limit is None else time_limit,
         batch_sizes=shared.whole_numbers("batch_sizes", batch_sizes),
         seed=seed,
         dtype=dtype,
         threads=threads,
         numerics=numerics,
     )
-    if report is not None:
-        check_report_path(report)
     from foredraft.measure.bench import run_bench
 
     with output.progress() as tell:

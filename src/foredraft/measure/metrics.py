@@ -84,6 +84,23 @@ def decode_rate(num_tokens: int, first_s: float, total_s: float, num_first_token
     return (num_tokens - num_first_tokens) / decode_s if decode_s > 0 else 0.0
 
 
+def time_per_output_token(num_tokens: int, first_s: float, total_s: float, num_first_tokens: int = 1) -> float | None:
+    """Seconds per token behind the first delivery (TPOT); None if there is no token behind it."""
+    rate = decode_rate(num_tokens, first_s, total_s, num_first_tokens)
+    return 1.0 / rate if rate > 0 else None
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Percentile between the nearest ranks, linear (numpy's default); None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * percent / 100.0
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
 def ratio(value: float | None, base: float | None) -> float | None:
     """``value / base``; None where either is missing or the base is 0."""
     return value / base if value is not None and base else None

@@ -59,12 +59,12 @@ class BenchOptions:
     numerics: str = "invariant"
 
     def __post_init__(self) -> None:
-        _check_choices("peer", [self.peer] if self.peer else [], PEERS)
+        check_choices("peer", [self.peer] if self.peer else [], PEERS)
         for method in self.methods:
             check_method(method)
-        _check_choices("policy", [self.policy], POLICIES)
-        _check_choices("numerics", [self.numerics], NUMERICS)
-        _check_choices("dtype", [self.dtype], DTYPES)
+        check_choices("policy", [self.policy], POLICIES)
+        check_choices("numerics", [self.numerics], NUMERICS)
+        check_choices("dtype", [self.dtype], DTYPES)
         check_prompt_names(self.prompts)
         if not (self.prompts or self.dataset) or not self.methods or not self.temperatures:
             raise InvalidOptionError("prompts, methods and temperatures need at least one entry each")
@@ -80,17 +80,17 @@ class BenchOptions:
             )
 
     def _check_counts(self) -> None:
-        _check_range("max_tokens", self.max_tokens, 2, "the rate after the first token needs two")
-        _check_range("repeats", self.repeats, 1, "at least one round is counted")
-        _check_range("num_prompt_tokens", self.num_prompt_tokens, 1, "a prompt needs tokens")
-        _check_range("seed", self.seed, 0, "use a non-negative integer")
-        _check_range("time_limit_s", self.time_limit_s, 0, "0 is no limit")
+        check_range("max_tokens", self.max_tokens, 2, "the rate after the first token needs two")
+        check_range("repeats", self.repeats, 1, "at least one round is counted")
+        check_range("num_prompt_tokens", self.num_prompt_tokens, 1, "a prompt needs tokens")
+        check_range("seed", self.seed, 0, "use a non-negative integer")
+        check_range("time_limit_s", self.time_limit_s, 0, "0 is no limit")
         for size in self.batch_sizes:
-            _check_range("batch_sizes", size, 1, "a batch has at least one prompt")
+            check_range("batch_sizes", size, 1, "a batch has at least one prompt")
         if self.per_category is not None:
-            _check_range("per_category", self.per_category, 1, "leave it out to take all prompts")
+            check_range("per_category", self.per_category, 1, "leave it out to take all prompts")
         if self.num_speculative_tokens is not None:
-            _check_range("num_speculative_tokens", self.num_speculative_tokens, 1, "plain decoding is always run")
+            check_range("num_speculative_tokens", self.num_speculative_tokens, 1, "plain decoding is always run")
 
     @property
     def all_methods(self) -> tuple[str, ...]:
@@ -108,7 +108,8 @@ def needs_draft_model(method: str) -> bool:
     return "draft_model" in method.split("+")
 
 
-def _check_choices(name: str, values: Sequence[Any], choices: tuple[str, ...]) -> None:
+def check_choices(name: str, values: Sequence[Any], choices: tuple[str, ...]) -> None:
+    """Raise :class:`InvalidOptionError` for a value that is no choice, naming the nearest one."""
     for value in values:
         if value not in choices:
             near = get_close_matches(str(value), choices, n=1)
@@ -116,6 +117,7 @@ def _check_choices(name: str, values: Sequence[Any], choices: tuple[str, ...]) -
             raise InvalidOptionError(f"{name}: {value!r} is not one of {', '.join(choices)}{hint}")
 
 
-def _check_range(name: str, value: float, low: float, reason: str) -> None:
+def check_range(name: str, value: float, low: float, reason: str) -> None:
+    """Raise :class:`InvalidOptionError` for a value below ``low``."""
     if not value >= low:
         raise InvalidOptionError(f"{name}={value} is below {low:g}; {reason}")

@@ -10,6 +10,8 @@ from typing import Any
 
 from foredraft.errors import InvalidOptionError
 from foredraft.measure.bench import BenchResult
+from foredraft.measure.load_bench import LoadBenchResult
+from foredraft.measure.load_tables import load_grids, load_headline
 from foredraft.measure.tables import Grid, grids, headline
 
 _STYLE = """
@@ -38,6 +40,15 @@ def write_report(path: Path, result: BenchResult, document: dict[str, Any]) -> N
         pictures = [("Decode rate", rate_chart(result.arms)), ("Time per token", time_chart(result.arms))]
     lead = headline(result, document["hardware"]["cpu"])
     write_page(path, f"foredraft bench: {result.options.model}", lead, pictures, grids(result), document)
+
+
+def write_load_report(path: Path, result: LoadBenchResult, document: dict[str, Any]) -> None:
+    """Write the page of a benchmark under load."""
+    from foredraft.measure.load_charts import load_svgs
+
+    lead = load_headline(result, document["hardware"]["cpu"])
+    pictures = load_svgs(result) if result.results else []
+    write_page(path, f"foredraft bench: {result.options.model}", lead, pictures, load_grids(result), document)
 
 
 def write_page(

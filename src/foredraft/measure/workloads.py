@@ -34,7 +34,7 @@ LONG = "long"
 PROMPT_NAMES = (*SHORT_PROMPTS, LONG)
 
 _SUMMARISE = "Summarise the following text in five sentences.\n\n"
-_SUBJECTS = (
+STORY_SUBJECTS = (
     "a lighthouse keeper who finds a message in a bottle",
     "two sisters who inherit a bakery in a small town",
     "a train driver on the last night of an old railway line",
@@ -83,9 +83,9 @@ def story_prompts(tokenizer: Any, count: int) -> list[list[int]]:
     """Different prompts of one kind, for batches; past the last subject a chapter number tells them apart."""
     prompts = []
     for index in range(count):
-        chapter, subject = divmod(index, len(_SUBJECTS))
+        chapter, subject = divmod(index, len(STORY_SUBJECTS))
         what = f"chapter {chapter + 1} of a story" if chapter else "a short story"
-        prompts.append(encode(tokenizer, [_user(f"Write {what} about {_SUBJECTS[subject]}.")]))
+        prompts.append(encode(tokenizer, [_user(f"Write {what} about {STORY_SUBJECTS[subject]}.")]))
     return prompts
 
 
