@@ -22,6 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+# oneDNN keeps a compiled kernel for each shape, up to 1,024 of them: it would fill for as long as the run takes.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+
 from foredraft import LLM, SamplingParams
 from foredraft.engine import Engine
 from foredraft.engine.sequence import Sequence

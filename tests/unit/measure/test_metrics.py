@@ -1,5 +1,6 @@
 """The formulas of what is counted, by hand; with the public bug reports that they answer."""
 
+import numpy as np
 import pytest
 
 from foredraft.measure import metrics
@@ -86,3 +87,20 @@ def test_medians_and_the_run_in_the_middle():
     assert metrics.median_of([]) == 0.0
     assert metrics.middle_index([3.0, 1.0, 2.0]) == 2
     assert metrics.middle_index([4.0, 1.0, 2.0, 3.0]) == 2
+
+
+def test_percentiles_lie_between_the_nearest_ranks():
+    """By hand: of 0, 10, 20, 30, 40 the 90th lies 0.6 of the way from rank 3 to rank 4."""
+    values = [40.0, 0.0, 20.0, 10.0, 30.0]
+    assert metrics.percentile(values, 50) == 20.0
+    assert metrics.percentile(values, 90) == pytest.approx(36.0)
+    assert [metrics.percentile(values, percent) for percent in (0, 100)] == [0.0, 40.0]
+    assert metrics.percentile([7.0], 99) == 7.0
+    assert metrics.percentile([], 50) is None
+    assert metrics.percentile(values, 90) == pytest.approx(float(np.percentile(values, 90)))
+
+
+def test_the_time_per_token_is_that_behind_the_first_delivery():
+    assert metrics.time_per_output_token(11, 1.0, 3.0) == pytest.approx(0.2)
+    assert metrics.time_per_output_token(11, 1.0, 3.0, num_first_tokens=3) == pytest.approx(0.25)
+    assert metrics.time_per_output_token(3, 1.0, 1.0, num_first_tokens=3) is None
