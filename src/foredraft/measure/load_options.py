@@ -8,7 +8,7 @@ from pathlib import Path
 
 from foredraft.config import NUMERICS, SpeculativeConfig, check_method
 from foredraft.errors import InvalidOptionError
-from foredraft.measure.load_prompts import ROUTES, check_routes
+from foredraft.measure.load_prompts import ROUTES
 from foredraft.measure.options import DTYPES, check_choices, check_range, needs_draft_model
 
 ARRIVALS = ("closed", "poisson")
@@ -65,7 +65,7 @@ class LoadOptions:
         check_choices("numerics", [self.numerics], NUMERICS)
         check_choices("dtype", [self.dtype], DTYPES)
         check_method(self.method)
-        check_routes(self.routes)
+        check_choices("routes", self.routes, ROUTES)
         if self.method == "none":
             raise InvalidOptionError("method='none' drafts nothing; plain is always run, name a method that drafts")
         if self.draft_model is not None and not needs_draft_model(self.method):

@@ -10,7 +10,6 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import resources
 from typing import Any
 
@@ -130,15 +129,6 @@ class RequestStream:
                 f"{self._limit}; lower max_tokens or leave the prompt out"
             )
         return LoadRequest(index, route, prompt, new, rng.randrange(2**31))
-
-
-def check_routes(names: Sequence[str]) -> None:
-    """Raise :class:`InvalidOptionError` for an unknown route, naming the nearest known one."""
-    for name in names:
-        if name not in ROUTES:
-            near = get_close_matches(name, ROUTES, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InvalidOptionError(f"there is no route {name!r}; known: {', '.join(ROUTES)}{hint}")
 
 
 def built_in_stream(

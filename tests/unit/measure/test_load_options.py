@@ -20,7 +20,7 @@ from foredraft.measure.load_options import LoadOptions
         ({"arrivals": "poison"}, "did you mean 'poisson'"),
         ({"method": "none"}, "name a method that drafts"),
         ({"method": "n-gram"}, "did you mean 'ngram'"),
-        ({"routes": ("stroy",)}, "no route 'stroy'.*did you mean 'story'"),
+        ({"routes": ("stroy",)}, "routes: 'stroy' is not one of .*did you mean 'story'"),
         ({"draft_lens": ()}, "need at least one entry each"),
         ({"draft_lens": (1, 0)}, "draft_lens=0 is below 1; plain decoding is always run"),
         ({"max_tokens": 3}, "max_tokens=3 is below 4"),
