@@ -17,7 +17,7 @@ from rich.console import Console
 
 from foredraft.measure.load_bench import result_document, run_load_bench
 from foredraft.measure.load_options import AUTO, LoadOptions
-from foredraft.measure.load_tables import detail_grid, load_headline
+from foredraft.measure.load_tables import detail_grid, latency_grid, load_headline
 from foredraft.measure.machine import cpu
 from foredraft.measure.tables import Grid, Section, rich_table
 
@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> None:
     columns = ["", "tok/s", "against plain", "against best", f"drafted: {CODE}", STORY]
     caption = "drafted: draft tokens chosen for a row of a step. Ratios within a round, medians."
     console.print(rich_table(Grid("One batch, two routes", columns, 1, caption, [Section("", rows)])))
-    console.print(rich_table(detail_grid(result)))
+    console.print(rich_table(detail_grid(result)), rich_table(latency_grid(result)))
     drafted = auto.mean_draft_len_by_route
     print(
         json.dumps(

@@ -11,10 +11,10 @@ from foredraft.measure.tables import Grid, Section
 
 
 def load_grids(result: LoadBenchResult) -> list[Grid]:
-    """The tables: throughput, ratios to plain, auto against the best, and all figures level by level."""
+    """The tables: throughput, ratios to plain, auto against the best, details and latency level by level."""
     if not result.results:
         return []
-    return [throughput_grid(result), plain_grid(result), auto_grid(result), detail_grid(result)]
+    return [throughput_grid(result), plain_grid(result), auto_grid(result), detail_grid(result), latency_grid(result)]
 
 
 def throughput_grid(result: LoadBenchResult) -> Grid:
@@ -54,13 +54,15 @@ def auto_grid(result: LoadBenchResult) -> Grid:
                 ", ".join(f"{route} {length:.1f}" for route, length in auto.mean_draft_len_by_route.items()),
             ]
         )
-    columns = [result.level_name, "best arm", "auto / best", "auto / plain", "draft tokens", "by route"]
+    columns = ["", "best arm", "auto / best", "auto / plain", "draft tokens", "by route"]
     caption = "draft tokens: chosen for a row of a step. Of the same round; medians."
-    return Grid("auto against the best of the others", columns, 2, caption, [Section("", rows)])
+    return Grid(
+        f"auto against the best of the others, by {result.level_name}", columns, 2, caption, [Section("", rows)]
+    )
 
 
 def detail_grid(result: LoadBenchResult) -> Grid:
-    """All figures."""
+    """Rates, draft lengths, acceptance, and whether the tokens are those of plain."""
 
     def row(each: LoadResult) -> list[str]:
         return [
@@ -70,18 +72,30 @@ def detail_grid(result: LoadBenchResult) -> Grid:
             f"{each.mean_draft_len:.1f}",
             "" if each.acceptance_rate is None else f"{each.acceptance_rate:.0%}",
             f"{1e3 * each.step_s:.0f}",
-            _milliseconds(each.ttft),
-            _milliseconds(each.tpot),
-            _milliseconds(each.itl),
             f"{each.num_identical}/{each.num_compared}",
         ]
 
     return Grid(
-        f"In detail, by {result.level_name}; times in ms, p50/p90/p99",
-        ["", "tok/s", "tok/pass", "drafted", "accepted", "step", "TTFT", "TPOT", "ITL", "same"],
+        f"In detail, by {result.level_name}",
+        ["", "tok/s", "tok/pass", "drafted", "accepted", "ms/step", "same"],
         1,
-        "drafted: chosen for a row of a step. TTFT: from arrival to the first token. TPOT: per token behind the first "
-        "delivery. ITL: between two deliveries, each of one token or more. same: requests with the tokens of plain.",
+        "drafted: chosen for a row of a step. same: requests with the tokens of plain.",
+        [Section(f"{level:g}", list(map(row, result.at(level)))) for level in _levels(result)],
+    )
+
+
+def latency_grid(result: LoadBenchResult) -> Grid:
+    """What a reader waits for."""
+
+    def row(each: LoadResult) -> list[str]:
+        return [each.arm, _milliseconds(each.ttft), _milliseconds(each.tpot), _milliseconds(each.itl)]
+
+    return Grid(
+        f"Latency in ms, p50/p90/p99, by {result.level_name}",
+        ["", "TTFT", "TPOT", "ITL"],
+        1,
+        "TTFT: from arrival to the first token. TPOT: per token behind the first delivery. ITL: between two "
+        "deliveries, each of one token or more.",
         [Section(f"{level:g}", list(map(row, result.at(level)))) for level in _levels(result)],
     )
 

@@ -95,13 +95,14 @@ def test_a_losing_arm_is_called_a_loser_in_the_table():
     runs = {"plain": made_up_run(0.1), "k=1": made_up_run(0.2, length=1), "auto": made_up_run(0.1)}
     results = [each for level in options.levels for each in summarise_level(level, [runs])]
     result = LoadBenchResult(options, results, {1: 1, 2: 1}, "token-identical", "float32", "cpu", 1, False, 3.0)
-    throughput, plain, auto, detail = load_grids(result)
+    throughput, plain, auto, detail, latency = load_grids(result)
     assert throughput.columns == ["", "1", "2"]
     assert throughput.sections[0].rows == [["plain", "20", "20"], ["k=1", "10", "10"], ["auto", "20", "20"]]
     assert plain.sections[0].rows == [["k=1", "0.50 x loses", "0.50 x loses"], ["auto", "1.00 x", "1.00 x"]]
     assert auto.sections[0].rows[0][:4] == ["1", "plain", "1.00 x", "1.00 x"]
     assert [section.heading for section in detail.sections] == ["1", "2"]
-    for grid in (throughput, plain, auto, detail):
+    assert latency.sections[0].rows[1] == ["k=1", "200/200/200", "200/200/200", "200/200/200"]
+    for grid in (throughput, plain, auto, detail, latency):
         assert all(len(row) == len(grid.columns) for section in grid.sections for row in section.rows)
     assert "3 rounds would have taken more than 540 s" in throughput.caption
     assert "ngram; closed arrivals of code, summary, story" in load_headline(result, "a cpu")
