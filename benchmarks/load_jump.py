@@ -26,7 +26,7 @@ from statistics import median
 
 from foredraft import LLM, SpeculativeConfig
 from foredraft.engine import Engine
-from foredraft.lab.plots import BLUE, GREY, ORANGE, check_path, save_figure
+from foredraft.lab.plots import BLUE, GREY, ORANGE, check_path, save
 from foredraft.measure.arms import exact_length_params
 from foredraft.measure.load_prompts import RequestStream, built_in_stream
 from foredraft.measure.load_record import PlanRecorder
@@ -147,7 +147,7 @@ def plot(path: Path, cycles: dict[str, list[list[list[Step]]]], found: dict[str,
         axes.set_ylabel("draft tokens a row")
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.06), ncols=2)
 
-    save_figure(path, draw, width=9.0, height=4.2)
+    save(path, draw, width=9.0, height=4.2)
 
 
 def main(options: argparse.Namespace) -> int:

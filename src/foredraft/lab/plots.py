@@ -53,7 +53,7 @@ def check_path(path: Path) -> None:
         raise InvalidOptionError(f"cannot plot to {path}; the folder {path.parent} does not exist")
 
 
-def save_figure(path: Path, draw: Callable[[Figure], None], *, width: float = 7.5, height: float = 4.8) -> None:
+def save(path: Path, draw: Callable[[Figure], None], *, width: float = 7.5, height: float = 4.8) -> None:
     """Draw with the house style and save."""
     check_path(path)
     with mpl.rc_context(_STYLE):
@@ -80,7 +80,7 @@ def plot_distribution(path: Path, rows: Sequence[SamplerFit], noise: Mapping[int
         )
         axes.legend()
 
-    save_figure(path, draw)
+    save(path, draw)
 
 
 def plot_samplers(path: Path, rows: Sequence[SamplerFit], promises: Mapping[str, str], noise: float) -> None:
@@ -102,7 +102,7 @@ def plot_samplers(path: Path, rows: Sequence[SamplerFit], promises: Mapping[str,
         axes.grid(axis="y", visible=False)
         axes.legend(loc="upper right")
 
-    save_figure(path, draw)
+    save(path, draw)
 
 
 def plot_uniformity(path: Path, rows: Sequence[Uniformity]) -> None:
@@ -123,7 +123,7 @@ def plot_uniformity(path: Path, rows: Sequence[Uniformity]) -> None:
             axes.set_ylabel(f"seeds (of {len(rows[0].p_values)})")
         figure.suptitle("p-values of a correct sampler are uniform (dotted)", x=0.01, ha="left", weight="bold")
 
-    save_figure(path, draw, width=10.0, height=5.4)
+    save(path, draw, width=10.0, height=5.4)
 
 
 def plot_acceptance(path: Path, rows: Sequence[ContextAcceptance]) -> None:
@@ -148,7 +148,7 @@ def plot_acceptance(path: Path, rows: Sequence[ContextAcceptance]) -> None:
         axes.grid(axis="x", visible=False)
         axes.legend(ncols=3, loc="upper left")
 
-    save_figure(path, draw)
+    save(path, draw)
 
 
 def plot_speedup(path: Path, rows: Sequence[SpeedupRow], *, limit: int) -> None:
@@ -172,7 +172,7 @@ def plot_speedup(path: Path, rows: Sequence[SpeedupRow], *, limit: int) -> None:
         title = "acceptance\n(dot: best k)"
         figure.legend(handles[::-1], labels[::-1], title=title, loc="outside right center")
 
-    save_figure(path, draw, width=5.0 * len({row.draft_cost for row in rows}) + 0.5)
+    save(path, draw, width=5.0 * len({row.draft_cost for row in rows}) + 0.5)
 
 
 def plot_roofline(path: Path, result: Roofline) -> None:
@@ -214,7 +214,7 @@ def plot_roofline(path: Path, result: Roofline) -> None:
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         figure.legend(loc="outside right center", fontsize=8)
 
-    save_figure(path, draw, width=9.0)
+    save(path, draw, width=9.0)
 
 
 def _line(axes: Axes, batches: np.ndarray, seconds: np.ndarray, color: object, style: str, label: str) -> None:
@@ -245,4 +245,4 @@ def plot_rules(path: Path, reports: Sequence[RuleReport], exact_limit: float) ->
         axes.grid(axis="y", visible=False)
         axes.legend(loc="center")
 
-    save_figure(path, draw, height=0.3 * len(reports) + 1.4)
+    save(path, draw, height=0.3 * len(reports) + 1.4)

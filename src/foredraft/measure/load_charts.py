@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from foredraft.lab.plots import BLUE, GREEN, GREY, ORANGE, RED, save_figure
+from foredraft.lab.plots import BLUE, GREEN, GREY, ORANGE, RED, save
 from foredraft.measure.charts import svg
 from foredraft.measure.load_bench import LoadBenchResult
 from foredraft.measure.load_options import AUTO, PLAIN
@@ -26,7 +26,7 @@ def plot_load(path: Path, result: LoadBenchResult) -> None:
             axes.set_title(title)
             _draw(result, name, axes)
 
-    save_figure(path, draw, width=10.0, height=4.6)
+    save(path, draw, width=10.0, height=4.6)
 
 
 def load_svgs(result: LoadBenchResult) -> list[tuple[str, str]]:
