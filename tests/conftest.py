@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -17,6 +19,21 @@ CORPUS = [
     "alpha beta gamma delta epsilon zeta eta theta, alpha beta gamma delta",
     "a b c d e f g h, one two three four five six seven eight nine ten",
 ]
+NUM_THREADS = torch.get_num_threads()
+ON_ALL_CORES = {"integration", "target"}
+"""Folders of the real model and of the kernels, which split their work among threads."""
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collection of every load, and Python's own, need not go through what was imported."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A pass of a tiny model takes half as long on one thread: two spend the time waiting for each other."""
+    torch.set_num_threads(NUM_THREADS if ON_ALL_CORES & set(item.path.parts) else 1)
 
 
 @pytest.fixture(scope="session")

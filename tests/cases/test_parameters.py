@@ -48,7 +48,7 @@ FILTERS: dict[str, dict[str, Any]] = {"min-p": {"min_p": 0.3}, "top-k": {"top_k"
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled", "match"])
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [1, 4, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3))])
 @pytest.mark.parametrize("name", FILTERS)
 def test_o07_filters_act_on_every_row(name: str, k: int, rule: str):
     """Token 2 is filtered out and proposed all the time; unfiltered it would come one time in ten."""

@@ -40,7 +40,7 @@ def test_tokens_by_rule(from_registry: FromRegistry, combination: str, rule: str
 
 def test_distribution(from_registry: FromRegistry, combination: str):
     """The choice of a source does not look at what it would draw."""
-    assert 0.05 < check_distribution(from_registry(combination), "rejection", num_texts=2500) < 0.95
+    assert 0.05 < check_distribution(from_registry(combination), "rejection", num_texts=1000) < 0.95
 
 
 def test_interface(from_registry: FromRegistry, combination: str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -18,22 +18,25 @@ from foredraft.testing import (
     makes_trees,
 )
 
+from .conftest import VARIANTS
+
 pytestmark = pytest.mark.filterwarnings("ignore:no tokenizer to compare draft model")
 
 FromRegistry = Callable[[str], MakeDrafter]
 
 
 MAIN_MODES = ("greedy", "temperature", "top-p")
-RULES_AND_MODES = [
-    pytest.param(rule, mode, marks=() if rule == "auto" or mode in MAIN_MODES else pytest.mark.slow)
-    for rule in ACCEPTANCE_RULES
-    for mode in MODES
-]
-"""All of them; by default every mode under ``auto``, and greedy, sampled and filtered under the other rules."""
+OTHER_MODES = [mode for mode in MODES if mode not in MAIN_MODES]
+RULES = [rule for rule in ACCEPTANCE_RULES if rule != "auto"]
+NAMES = list(VARIANTS)
 
 
-@pytest.mark.parametrize(("rule", "mode"), RULES_AND_MODES)
-def test_tokens(from_registry: FromRegistry, name: str, rule: str, mode: str):
+def turn(name: str, choices: Sequence[str], after: int = 0) -> str:
+    """One of the choices for each drafter, so that all of them have theirs."""
+    return choices[(NAMES.index(name) + after) % len(choices)]
+
+
+def check(from_registry: FromRegistry, name: str, rule: str, mode: str) -> None:
     """Identical to plain decoding where the rule promises it, independent of the batch under every rule."""
     totals = Totals()
     if rule == "block" and makes_trees(from_registry(name)):
@@ -46,6 +49,36 @@ def test_tokens(from_registry: FromRegistry, name: str, rule: str, mode: str):
         assert totals.longest_draft > 1
     else:
         assert totals.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize("mode", MAIN_MODES)
+def test_tokens(from_registry: FromRegistry, name: str, mode: str):
+    """Greedy, sampled and filtered."""
+    check(from_registry, name, "auto", mode)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_processors_and_other_filters(from_registry: FromRegistry, name: str, after: int):
+    """Two of the other modes for each drafter; they act on the target's rows, which no drafter sees."""
+    check(from_registry, name, "auto", turn(name, OTHER_MODES, 2 * after))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule(from_registry: FromRegistry, name: str, rule: str):
+    """With and without a filter by turns."""
+    check(from_registry, name, rule, turn(name, ("temperature", "top-p"), RULES.index(rule)))
+
+
+def test_greedy_rows_heed_no_rule(from_registry: FromRegistry, name: str):
+    """One rule for each drafter: a greedy row is judged in the same way under all of them."""
+    check(from_registry, name, turn(name, RULES), "greedy")
+
+
+@pytest.mark.slow  # two minutes for what the tests above take by turns
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rule", ACCEPTANCE_RULES)
+def test_every_rule_in_every_mode(from_registry: FromRegistry, name: str, rule: str, mode: str):
+    check(from_registry, name, rule, mode)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +96,27 @@ def test_interface(from_registry: FromRegistry, name: str):
     check_interface(from_registry(name))
 
 
-@pytest.mark.parametrize(
-    "rule", ["rejection", "coupled", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("block", "match"))]
-)
-def test_distribution(from_registry: FromRegistry, drafting: str, rule: str):
-    """4,000 tokens, 20,000 in the slow test. Acceptance says that drafts were judged both ways."""
+def distribution(from_registry: FromRegistry, drafting: str, rule: str, num_texts: int) -> None:
     if rule == "block" and makes_trees(from_registry(drafting)):
-        return  # refused, see test_tokens
-    assert 0.01 < check_distribution(from_registry(drafting), rule, num_texts=1000) < 0.95
+        return  # refused, see check
+    assert 0.01 < check_distribution(from_registry(drafting), rule, num_texts=num_texts) < 0.95
+
+
+def test_distribution(from_registry: FromRegistry, drafting: str):
+    """4,000 tokens under the rule that draws most. Acceptance says that drafts were judged both ways."""
+    distribution(from_registry, drafting, "rejection", 1000)
+
+
+@pytest.mark.parametrize("drafting", ["ngram", "draft_model", "draft_model-tree"], indirect=True)
+def test_distribution_of_coupled_drafts(from_registry: FromRegistry, drafting: str):
+    """Fixed drafts, drawn ones and a drawn tree; of all drafters `test_tokens` has shown the tokens to be plain."""
+    distribution(from_registry, drafting, "coupled", 1000)
+
+
+@pytest.mark.slow  # minutes, to confirm what enumeration proves
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled", "match"])
+def test_distribution_under_every_rule(from_registry: FromRegistry, drafting: str, rule: str):
+    distribution(from_registry, drafting, rule, 5000)
 
 
 @pytest.mark.slow

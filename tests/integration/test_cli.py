@@ -106,13 +106,13 @@ def test_bench_prints_tables_and_its_document_last(tmp_path):
     page = tmp_path / "bench.html"
     result = run(
         "bench", MODEL, "--peer", "transformers", "--prompts", "code", "--methods", "none,ngram", "--max-tokens", "12",
-        "--repeats", "1", "--batch-sizes", "3", "--report", str(page),
+        "--temperatures", "0", "--repeats", "1", "--batch-sizes", "3", "--report", str(page),
     )  # fmt: skip
     document = json.loads(result.stdout.splitlines()[-1])
     assert "foredraft n-gram" in result.stdout
     assert "transformers prompt lookup" in result.stdout
     ours = [arm for arm in document["arms"] if arm["engine"] == "foredraft"]
-    assert len(document["arms"]) == 8
+    assert len(document["arms"]) == 4
     assert {arm["num_tokens"] for arm in document["arms"]} == {12}
     if document["numerics"] == "token-identical":
         assert {arm["first_difference"] for arm in ours} == {None}

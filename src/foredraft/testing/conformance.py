@@ -122,7 +122,7 @@ def check_drafter(make_drafter: MakeDrafter, *, drafts: bool = True, models: Mod
     for rule in rules:
         check_tokens(make_drafter, rule, "top-k", 4, totals=totals, models=models)
         if rule != "auto" and models is None:
-            check_distribution(make_drafter, rule)
+            check_distribution(make_drafter, rule, num_texts=2500)
     if drafts:
         totals.check_not_vacuous()
 

@@ -8,6 +8,7 @@ random state.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,14 +58,24 @@ def tiny_model(seed: int = 0, *, context: float = 1.0, **changes: Any) -> LlamaF
             falls into loops of some tokens and out of them again, as copying drafters need it.
         changes: options of the configuration.
     """
-    for attempt in range(20):
-        model = random_model(LlamaForCausalLM, tiny_config(**changes), seed + 1000 * attempt)
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight *= context
-            layer.mlp.down_proj.weight *= context
+    return _scaled_llama(_seed_without_near_ties(seed, context, **changes), context, **changes)
+
+
+def _scaled_llama(seed: int, context: float, **changes: Any) -> LlamaForCausalLM:
+    model = random_model(LlamaForCausalLM, tiny_config(**changes), seed)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight *= context
+        layer.mlp.down_proj.weight *= context
+    return model
+
+
+@functools.cache
+def _seed_without_near_ties(seed: int, context: float, **changes: Any) -> int:
+    for tried in range(seed, seed + 20_000, 1000):
+        model = _scaled_llama(tried, context, **changes)
         prompts = [[token % model.config.vocab_size for token in prompt] for prompt in GUARD_PROMPTS]
         if all(smallest_greedy_gap(model, prompt, GUARD_TOKENS) > SMALLEST_GAP for prompt in prompts):
-            return model
+            return tried
     raise AssertionError(f"no model without near-ties in the series of seed {seed}; widen initializer_range")
 
 

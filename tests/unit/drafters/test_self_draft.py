@@ -32,16 +32,28 @@ def make(request):
     return DRAFTERS[request.param]
 
 
-@pytest.mark.parametrize("k", [1, 3, 8])
-@pytest.mark.parametrize("seed", [None, 3])
-def test_tokens_are_those_of_plain_decoding(model, make, k, seed):
+@pytest.fixture(scope="module")
+def plain(model):
+    """The tokens of plain decoding, by the seed."""
+    params = {None: GREEDY, 3: SamplingParams(seed=3, max_tokens=24)}
+    return {seed: (p, [reference(model, prompt, p).token_ids for prompt in PROMPTS]) for seed, p in params.items()}
+
+
+SHORTEST_AND_LONGEST = [
+    pytest.param(1, None, marks=pytest.mark.slow), (1, 3), (8, None), pytest.param(8, 3, marks=pytest.mark.slow)
+]  # fmt: skip
+"""By default the one sampled and the other greedy."""
+
+
+@pytest.mark.parametrize(("k", "seed"), [(3, None), (3, 3), *SHORTEST_AND_LONGEST])
+def test_tokens_are_those_of_plain_decoding(model, plain, make, k, seed):
     """Ragged batch, greedy and sampled with a seed; caches right after every step, drafts judged both ways."""
-    params = GREEDY if seed is None else SamplingParams(seed=seed, max_tokens=24)
+    params, expected = plain[seed]
     target = target_for(model)
     drafter = make(target)
     engine = engine_for(target, drafter, num_speculative_tokens=k)
     sequences = run(engine, PROMPTS, params, after_step=lambda engine, _: check_caches(engine))
-    assert [s.output_token_ids for s in sequences] == [reference(model, p, params).token_ids for p in PROMPTS]
+    assert [s.output_token_ids for s in sequences] == expected
     accepted, total = (sum(getattr(s.metrics, f"num_{n}_tokens") for s in sequences) for n in ("accepted", "draft"))
     assert 0 < accepted < total
     assert target.slots.num_open == drafter._slots.num_open == 0
@@ -81,7 +93,7 @@ def test_drafts_end_at_the_last_position(model, make):
     assert recorder.widths[1] == [6]
 
 
-def test_two_ways_of_drafting_take_turns(model):
+def test_two_ways_of_drafting_take_turns(model, plain):
     """Early exit and layer skipping write into the same places; each step uses the one that drafted last."""
     target = target_for(model)
     first, second = EarlyExitDrafter(target, 2), LayerSkipDrafter(target, [1])
@@ -93,7 +105,7 @@ def test_two_ways_of_drafting_take_turns(model):
 
     for inner in (first, second):
         sequences = run(engine_for(target, Both(inner)), PROMPTS, GREEDY)
-        assert [s.output_token_ids for s in sequences] == [reference(model, p, GREEDY).token_ids for p in PROMPTS]
+        assert [s.output_token_ids for s in sequences] == plain[None][1]
 
 
 @pytest.mark.parametrize("skipped", [[], [4], [0, 1, 2, 3]])

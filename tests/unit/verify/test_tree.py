@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class Decision:
 
 
 def random_law(seed: int, zeros: bool) -> Law:
+    @functools.cache
     def law(prefix: tuple[int, ...]) -> Tensor:
         generator = torch.Generator().manual_seed(seed * 1000 + sum(3**i * (t + 1) for i, t in enumerate(prefix)))
         weights = torch.rand(VOCAB, generator=generator, dtype=torch.float64) ** 2
