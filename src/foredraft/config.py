@@ -225,6 +225,13 @@ class EngineConfig:
         max_model_len: most tokens of a prompt with its output; None takes the model's own limit.
         max_num_seqs: most sequences in one batch.
         max_num_batched_tokens: most tokens of one pass; longer prompts are fed in chunks.
+        kv_cache_gb: most GiB of keys and values of the target, the texts kept for reuse included. None takes 0.4 of the
+            memory that is free on a CPU, and on a GPU what ``gpu_memory_utilization`` leaves. When it is full, the
+            requests that came last wait and are computed again later.
+        gpu_memory_utilization: share of the GPU's memory for weights and cache together; the rest is for passes.
+        enable_prefix_caching: begin a request with the cache entries of the longest prefix that it shares with a
+            running request or a recent one. None does so where the numerics make reused entries the same bits as new
+            ones. Who can time answers can tell what is kept.
         numerics: ``invariant`` keeps to shapes that give a row the same bits in any batch; ``fast`` takes
             the narrowest pass.
         packed: pack weights and fuse modules (checked against the model's own).
@@ -239,6 +246,9 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
+    kv_cache_gb: float | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool | None = None
     numerics: str = "invariant"
     packed: bool = True
     compile: bool = False
@@ -252,6 +262,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidOptionError(f"{name}={value} is below 1; use a positive number")
+        if self.kv_cache_gb is not None and not self.kv_cache_gb > 0.0:
+            raise InvalidOptionError(f"kv_cache_gb={self.kv_cache_gb} must be above 0; None takes what is free")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise InvalidOptionError(f"gpu_memory_utilization={self.gpu_memory_utilization} is outside (0, 1]")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:

@@ -198,6 +198,7 @@ class Request:
         prediction_token_ids: what the output is expected to be like; drafted from by the method ``prediction``.
         route: label of requests of one kind ("code-edit", "summary"), which share what is learnt of acceptance.
         num_speculative_tokens: most draft tokens of a step for this request; 0 opts out, None is the engine's limit.
+        priority: requests with a lower number go first (as in vLLM); among equals the one that came first.
     """
 
     request_id: str
@@ -207,6 +208,7 @@ class Request:
     prediction_token_ids: tuple[int, ...] = ()
     route: str = ""
     num_speculative_tokens: int | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +229,14 @@ class RequestMetrics:
 
     ``num_emitted_tokens == num_accepted_tokens + num_target_passes`` before any cut at a stop; passes of
     the prompt that emit nothing are not target passes. ``drafted_per_position`` counts the drafts that reach a
-    position, of whatever width. Seconds are the request's share of each step.
+    position, of whatever width. ``num_cached_tokens`` of the prompt were in the cache already when the request began.
+    ``num_preemptions`` is how often it had to make room for others and feed its text again. Seconds are the request's
+    share of each step.
     """
 
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
     num_emitted_tokens: int = 0
     num_target_passes: int = 0
     num_drafts: int = 0

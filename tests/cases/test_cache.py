@@ -15,7 +15,8 @@ from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.ngram import NGramDrafter
 from foredraft.errors import RequestError
 from foredraft.target.layout import PassRow
-from foredraft.target.slots import KVSlots, LayerShape
+from foredraft.target.slots import KVSlots
+from foredraft.target.storage import LayerShape
 from foredraft.testing import (
     OracleDrafter,
     RecordingDrafter,

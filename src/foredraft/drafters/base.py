@@ -87,7 +87,7 @@ class Drafter(ABC):
         """A step ended: ``token_ids`` is now the sequence's committed text."""
 
     def forget(self, sequence_id: int) -> None:
-        """A sequence ended; drop what is kept of it."""
+        """A sequence ended, or was preempted and begins anew later; drop what is kept of it."""
 
     def close(self) -> None:
         """The engine is done with; write what should outlive it."""

@@ -15,7 +15,8 @@ from foredraft.drafters import Drafter, DraftRow, JudgedDraft
 from foredraft.engine.accounting import StepSeconds, share_seconds, step_outcome
 from foredraft.engine.delivery import deliver
 from foredraft.engine.detokenize import Detokenizer
-from foredraft.engine.scheduler import ScheduledRow, Scheduler
+from foredraft.engine.memory import CacheMemory
+from foredraft.engine.scheduler import Schedule, ScheduledRow, Scheduler, trim
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.verifier import Verifier, rule_for
 from foredraft.errors import IncompatibleDrafterError, RequestError
@@ -38,6 +39,8 @@ class Engine:
         drafter: proposes tokens; method ``none`` is plain decoding in the same loop.
         tokenizer: for text and stop strings; None works with token ids alone.
         eos_token_ids: end a sequence unless the request ignores them.
+        max_kv_bytes: most bytes of the target's keys and values; None is no limit.
+        enable_prefix_caching: keep the cache entries of ended requests for those that begin like them.
         contract: what the numerics of the target guarantee (see ``target.selfcheck``).
         policy: chooses draft lengths; None always drafts the configured number.
 
@@ -46,6 +49,7 @@ class Engine:
 
     Raises:
         IncompatibleDrafterError: the drafter asks for what the engine does not give; both are named.
+        InvalidOptionError: the cache has no room for one sequence of the longest kind.
     """
 
     def __init__(
@@ -58,6 +62,8 @@ class Engine:
         eos_token_ids: tuple[int, ...] = (),
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 1024,
+        max_kv_bytes: int | None = None,
+        enable_prefix_caching: bool = False,
         contract: str = "unchecked",
         policy: Policy | None = None,
     ):
@@ -67,7 +73,9 @@ class Engine:
         self.config = config
         self.policy: Policy = policy or FixedPolicy(config.max_draft_tokens)
         self.verifier = Verifier(config)
-        self.scheduler: Scheduler[Sequence] = Scheduler(max_num_seqs, max_num_batched_tokens, target.slots.length)
+        max_retained = max_num_seqs if enable_prefix_caching else 0
+        self.memory = CacheMemory(target, config.max_draft_tokens, max_kv_bytes, max_retained)
+        self.scheduler: Scheduler[Sequence] = Scheduler(max_num_seqs, max_num_batched_tokens, self.memory)
         self.sequences: dict[str, Sequence] = {}
         self.watchers: list[Watcher] = []
         self._ids = itertools.count()
@@ -78,7 +86,7 @@ class Engine:
         Raises:
             RequestError: it can never be served; nothing is queued then.
         """
-        params = request.params
+        params, most = request.params, self.config.max_draft_tokens
         limit, num_prompt = self.target.max_model_len, len(request.prompt_token_ids)
         if request.request_id in self.sequences:
             raise RequestError(f"request id {request.request_id!r} is in use; ids of running requests must differ")
@@ -115,6 +123,9 @@ class Engine:
             ),
             counts=TokenCounts(request.prompt_token_ids) if needs_counts(params) else None,
             arrived_s=time.perf_counter(),
+            max_draft_tokens=most
+            if request.num_speculative_tokens is None
+            else min(most, request.num_speculative_tokens),
         )
         sequence.metrics.num_prompt_tokens = num_prompt
         self.sequences[request.request_id] = sequence
@@ -124,11 +135,12 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Run one pass and return what it delivered to each request that got tokens."""
         started = time.perf_counter()
-        rows = self._schedule()
+        schedule = self._schedule()
+        rows = schedule.rows
         if not rows:
             return []
         complete = [row.sequence for row in rows if row.completes]
-        plan = self._plan(rows)
+        plan = self._plan(schedule)
         planned = time.perf_counter()
         draft = self.drafter.propose([_draft_row(s, k) for s, k in zip(complete, plan, strict=True)])
         drafted = time.perf_counter()
@@ -156,27 +168,48 @@ class Engine:
             sequence.finish_reason = FinishReason.ABORT
             self._retire([sequence])
 
+    def preempt(self, request_id: str) -> None:
+        """Take a running request out of the cache; it waits, and goes on later with what it has emitted.
+
+        The engine does so itself when the cache is full. A request that does not run is left as it is.
+        """
+        sequence = self.sequences.get(request_id)
+        if sequence is not None and sequence in self.scheduler.running:
+            self.scheduler.put_back(sequence)
+            self._set_back(sequence)
+
     def close(self) -> None:
         """End all requests; the drafter writes what should outlive it."""
         for request_id in list(self.sequences):
             self.abort(request_id)
         self.drafter.close()
 
+    def check_integrity(self) -> None:
+        """Assert the invariants of scheduler and cache (used by tests and the soak run)."""
+        self.scheduler.check_integrity()
+        self.target.slots.check_integrity()
+        held = [s.sequence_id for s in self.sequences.values() if s.sequence_id in self.target.slots]
+        assert sorted(held) == sorted(s.sequence_id for s in self.scheduler.running)
+        assert len(self.sequences) == len(self.scheduler.running) + len(self.scheduler.waiting)
+
     @property
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_work
 
-    def _schedule(self) -> list[Row]:
+    def _schedule(self) -> Schedule[Sequence]:
+        """Preempt, admit and choose what is fed."""
+        for sequence in self.scheduler.overflow():
+            self._set_back(sequence)
         for sequence in self.scheduler.admit():
-            self.target.slots.open(sequence.sequence_id)
-            sequence.admitted_s = time.perf_counter()
+            self.memory.open(sequence, self.scheduler.running)
+            sequence.admitted_s = sequence.admitted_s or time.perf_counter()
         return self.scheduler.schedule()
 
-    def _plan(self, rows: list[Row]) -> list[int]:
-        """Draft tokens for the rows that will get logits."""
-        plan_rows = [_plan_row(row.sequence, self.config.max_draft_tokens) for row in rows if row.completes]
-        fed = sum(row.num_tokens for row in rows)
-        return self.policy.plan(plan_rows, fed - len(plan_rows))
+    def _plan(self, schedule: Schedule[Sequence]) -> list[int]:
+        """Draft tokens for the rows that will get logits, within what the step may feed."""
+        plan_rows = [_plan_row(row.sequence) for row in schedule.rows if row.completes]
+        fed = sum(row.num_tokens for row in schedule.rows)
+        return trim(self.policy.plan(plan_rows, fed - len(plan_rows)), schedule.num_draft_tokens)
 
     def _pass_rows(self, rows: list[Row], draft: Draft) -> list[PassRow]:
         """The tokens that each row feeds: its pending ones and, if that completes it, its draft."""
@@ -217,17 +250,22 @@ class Engine:
             if sequence.finish_reason is not None:
                 self.scheduler.remove(sequence)
                 del self.sequences[sequence.request.request_id]
-                self.drafter.forget(sequence.sequence_id)
-                self.policy.forget(sequence.sequence_id)
-                if sequence.sequence_id in self.target.slots:
-                    self.target.slots.close(sequence.sequence_id)
+                self._release(sequence)
+
+    def _set_back(self, sequence: Sequence) -> None:
+        """A sequence was preempted: its text stays, all else is made anew when it runs again."""
+        self._release(sequence)
+        sequence.metrics.num_preemptions += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        """Drop what drafter, policy and cache hold of a sequence."""
+        self.drafter.forget(sequence.sequence_id)
+        self.policy.forget(sequence.sequence_id)
+        self.memory.close(sequence)
 
 
-def _plan_row(sequence: Sequence, most: int) -> PlanRow:
-    request = sequence.request
-    asked = most if request.num_speculative_tokens is None else min(most, request.num_speculative_tokens)
-    limit = max(0, min(asked, sequence.room - 1))
-    return PlanRow(sequence.sequence_id, limit, len(sequence.token_ids), request.route)
+def _plan_row(sequence: Sequence) -> PlanRow:
+    return PlanRow(sequence.sequence_id, sequence.draft_limit, len(sequence.token_ids), sequence.request.route)
 
 
 def _check_capabilities(drafter: Drafter, target: TargetModel, rule: str) -> None:

@@ -16,7 +16,8 @@ from foredraft.engine.profile import make_policy
 from foredraft.engine.sequence import Sequence
 from foredraft.errors import InvalidOptionError, RequestError
 from foredraft.target.load import load_target
-from foredraft.target.selfcheck import settle_numerics
+from foredraft.target.memory import kv_cache_bytes
+from foredraft.target.selfcheck import TOKEN_IDENTICAL, settle_numerics
 from foredraft.types import CompletionOutput, Request, RequestOutput, SamplingParams, StepOutput
 
 Prompt = str | Seq[int]
@@ -53,12 +54,14 @@ class LLM:
         self.numerics = settle_numerics(target, self.loaded.fingerprint, self.config)
         self.tokenizer = self.loaded.tokenizer
         self._target = target
+        self._max_kv_bytes = kv_cache_bytes(self.config, self.loaded.device)
         self.engine = self.new_engine(self.speculative_config)
         self._ids = itertools.count()
 
     def new_engine(self, speculative_config: SpeculativeConfig) -> Engine:
         """An engine on this target with the given drafter. Two engines of one target must not run at the same time."""
         drafter = make_drafter(speculative_config, self.config, self._target, self.tokenizer)
+        contract, caching = self.numerics.for_drafts(drafter.makes_trees), self.config.enable_prefix_caching
         return Engine(
             self._target,
             drafter,
@@ -67,7 +70,9 @@ class LLM:
             eos_token_ids=self.loaded.eos_token_ids,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
-            contract=self.numerics.for_drafts(drafter.makes_trees),
+            max_kv_bytes=self._max_kv_bytes,
+            enable_prefix_caching=contract == TOKEN_IDENTICAL if caching is None else caching,
+            contract=contract,
             policy=make_policy(speculative_config, self._target, self.loaded.fingerprint, self.config),
         )
 
@@ -77,6 +82,7 @@ class LLM:
         sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         prediction: Prompt | Seq[Prompt | None] | None = None,
+        priority: int | Seq[int] = 0,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Complete prompts, all in one batch as far as ``max_num_seqs`` allows.
@@ -86,6 +92,7 @@ class LLM:
             sampling_params: one for all prompts, or one each.
             prediction: what the output is expected to be like (a text or token ids), for the method
                 ``prediction``: one for all prompts, or one each, None for none. The output does not depend on it.
+            priority: one for all prompts, or one each; lower numbers go first when not all can run at once.
             use_tqdm: show a progress bar (the name is vLLM's).
 
         Returns:
@@ -96,7 +103,7 @@ class LLM:
             RequestError: a prompt can't be served; nothing has been run then.
             InvalidOptionError: there is a prediction, and no drafter that uses it.
         """
-        sequences = self._add_all(prompts, sampling_params, prediction)
+        sequences = self._add_all(prompts, sampling_params, prediction, priority)
         with _Advance(len(sequences), use_tqdm) as advance:
             try:
                 while self.engine.has_unfinished_requests:
@@ -142,6 +149,10 @@ class LLM:
             )
         )
 
+    def reset_prefix_cache(self) -> None:
+        """Forget the texts of ended requests that are kept for reuse (the name is vLLM's)."""
+        self._target.slots.drop_retained()
+
     def close(self) -> None:
         """End all requests, and let the drafter write what should outlive it (``suffix_decoding_store``)."""
         self.engine.close()
@@ -157,6 +168,7 @@ class LLM:
         prompts: Prompt | Seq[Prompt],
         sampling_params: SamplingParams | Seq[SamplingParams] | None,
         prediction: Prompt | Seq[Prompt | None] | None = None,
+        priority: int | Seq[int] = 0,
     ) -> list[Sequence]:
         many = [prompts] if _is_one(prompts) else cast(Seq[Prompt], prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
@@ -164,10 +176,13 @@ class LLM:
         if len(each) != len(many):
             raise InvalidOptionError(f"{len(each)} sampling_params for {len(many)} prompts; give one, or one each")
         predictions = self._predictions(prediction, len(many))
+        priorities = [priority] * len(many) if isinstance(priority, int) else list(priority)
+        if len(priorities) != len(many):
+            raise InvalidOptionError(f"{len(priorities)} priorities for {len(many)} prompts; give one, or one each")
         added: list[Sequence] = []
         try:
-            for prompt, param, predicted in zip(many, each, predictions, strict=True):
-                added.append(self.engine.add_request(self._request(prompt, param, predicted)))
+            for each_prompt in zip(many, each, predictions, priorities, strict=True):
+                added.append(self.engine.add_request(self._request(*each_prompt)))
         except Exception:
             for sequence in added:
                 self.engine.abort(sequence.request.request_id)
@@ -195,14 +210,14 @@ class LLM:
             raise RequestError(f"{self.config.model} has no tokenizer; give predictions as lists of token ids")
         return tuple(self.tokenizer(prediction, add_special_tokens=False)["input_ids"])
 
-    def _request(self, prompt: Prompt, params: SamplingParams, prediction: tuple[int, ...]) -> Request:
+    def _request(self, prompt: Prompt, params: SamplingParams, prediction: tuple[int, ...], priority: int) -> Request:
         request_id = str(next(self._ids))
         if not isinstance(prompt, str):
-            return Request(request_id, list(prompt), params, prediction_token_ids=prediction)
+            return Request(request_id, list(prompt), params, prediction_token_ids=prediction, priority=priority)
         if self.tokenizer is None:
             raise RequestError(f"{self.config.model} has no tokenizer; give prompts as lists of token ids")
         token_ids = list(self.tokenizer(prompt)["input_ids"])
-        return Request(request_id, token_ids, params, prompt, prediction)
+        return Request(request_id, token_ids, params, prompt, prediction, priority=priority)
 
 
 def _is_one(prompts: Prompt | Seq[Prompt | None]) -> TypeGuard[Prompt]:

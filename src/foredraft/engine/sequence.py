@@ -20,7 +20,8 @@ class Sequence:
         rule: name of the acceptance rule.
         max_len: ``token_ids`` never grows longer.
         stop_ids: tokens that end the output.
-        admitted_s: clock when the first pass began; finished when ``finish_reason`` is set.
+        max_draft_tokens: most draft tokens of a step.
+        admitted_s: clock when it first began to run; finished when ``finish_reason`` is set.
     """
 
     sequence_id: int
@@ -33,6 +34,7 @@ class Sequence:
     detokenizer: Detokenizer
     counts: TokenCounts | None
     arrived_s: float
+    max_draft_tokens: int
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -50,6 +52,16 @@ class Sequence:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """By priority, then by arrival."""
+        return self.request.priority, self.sequence_id
+
+    @property
+    def draft_limit(self) -> int:
+        """Draft tokens that make sense now: verification always adds one more."""
+        return max(0, min(self.max_draft_tokens, self.max_len - len(self.token_ids) - 1))
 
     @property
     def room(self) -> int:

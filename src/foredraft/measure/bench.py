@@ -133,7 +133,13 @@ def run_bench(options: BenchOptions, tell: Tell = lambda label, fraction: None) 
 
 def load_arms(options: BenchOptions) -> tuple[LLM, list[Arm]]:
     """Our target once, shared by our arms; the peer's copy once, shared by its arms."""
-    llm = LLM(options.model, dtype=options.dtype, numerics=options.numerics, num_threads=options.threads)
+    llm = LLM(
+        options.model,
+        dtype=options.dtype,
+        numerics=options.numerics,
+        num_threads=options.threads,
+        enable_prefix_caching=False,  # the arms get the same prompts; each must feed them itself
+    )
     draft_model = options.draft_model or options.model
     arms: list[Arm] = []
     for method in options.all_methods:

@@ -76,5 +76,5 @@ class Policy(Protocol):
         ...
 
     def forget(self, sequence_id: int) -> None:
-        """A sequence ended."""
+        """A sequence ended, or was preempted."""
         ...

@@ -20,6 +20,7 @@ from foredraft.target.layout import PassRow, PassShape, build_layout
 from foredraft.target.lowering import LoweringReport, find_attention, lower, run_model
 from foredraft.target.native_build import native_library
 from foredraft.target.queries import QueryLog
+from foredraft.target.segments import LONG_ROW
 from foredraft.target.slots import KVSlots
 from foredraft.target.views import find_layers, with_layers
 from foredraft.target.zoo import cache_folder
@@ -112,6 +113,14 @@ class TargetModel:
             if self.query_log is not None:
                 self.query_log.note(rows, layout)
         return logits[: layout.num_logits, : self.vocab_size]
+
+    def num_positions(self, text_len: int, max_draft_tokens: int) -> int:
+        """Positions of a slot that passes touch at most while no text of a batch is longer than ``text_len``.
+
+        Drafts, padding to the widest of the short rows, and blocks of keys lie behind a text.
+        """
+        scratch = LONG_ROW + max_draft_tokens + 1
+        return self.shape.num_keys(min(text_len, self.max_model_len) + scratch)
 
     def prefill(self, sequence_id: int, token_ids: Sequence[int], chunk: int = 512) -> None:
         """Feed and commit tokens whose logits nobody needs."""

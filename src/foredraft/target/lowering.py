@@ -20,7 +20,8 @@ from foredraft.errors import UnsupportedModelError
 from foredraft.target.attention import ATTENTION_NAME, attention_forward, register_attention
 from foredraft.target.layout import PassLayout, PassRow, PassShape, build_layout
 from foredraft.target.packed import PackedAttention, PackedGatedMLP, PackedLinear, PackedRMSNorm
-from foredraft.target.slots import KVSlots, LayerShape
+from foredraft.target.slots import KVSlots
+from foredraft.target.storage import LayerShape
 
 PROBE_TOKENS = 6
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

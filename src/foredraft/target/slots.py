@@ -3,8 +3,10 @@
     keys[layer], values[layer]: [num_slots, capacity, num_kv_heads, head_dim]
 
              0 ............. length-1 | length ...... | ........ capacity-1
-    slot 0   [ committed tokens       | draft, padding (scratch)           ]
-    slot 1   [ committed tokens    | scratch                               ]
+    slot 0   [ committed tokens       | draft, padding (scratch)           ]    in use
+    slot 1   [ committed tokens    | scratch                               ]    in use
+    slot 2   [ text of an ended sequence  |                                ]    retained
+    slot 3   [                                                             ]    free
 
 A pass writes at and past ``length``; what is not committed is overwritten by the next pass, so rejection
 needs no work. Sequences in use always fill the slots ``0 .. num_open-1``: closing one moves the last into
@@ -13,27 +15,17 @@ the hole, so a batch reads the cache as a view and never gathers it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from foredraft.errors import RequestError
-
-GROWTH = 512
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """Heads and head sizes of one attention layer."""
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
+from foredraft.target.retained import SHORTEST, RetainedTexts, common_prefix
+from foredraft.target.storage import KVStorage, LayerShape
 
 
-class KVSlots:
+class KVSlots(KVStorage):
     """Preallocated, growing key/value storage for the sequences of one model.
 
     Args:
@@ -43,20 +35,17 @@ class KVSlots:
 
     Attributes:
         scratch_of: the model that wrote last past a sequence's length, as it says itself.
+        max_retained: how many texts of ended sequences are kept at most; see :meth:`limit`.
     """
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, max_len: int):
-        self.layers = tuple(layers)
-        self.dtype, self.device, self.max_len = dtype, device, max_len
-        self.num_slots, self.capacity = 0, 0
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self.max_retained = 0
         self._lengths: list[int] = []
         self._owners: list[int] = []
         self._slot_of: dict[int, int] = {}
+        self._retained = RetainedTexts()
         self.scratch_of: dict[int, object] = {}
-        self._views: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
-        self._resize(1, GROWTH)
+        super().__init__(layers, dtype, device, max_len)
 
     # -- which sequences are here ----------------------------------------------------------------------
 
@@ -65,39 +54,88 @@ class KVSlots:
         return len(self._owners)
 
     @property
-    def bytes_per_token(self) -> int:
-        """Bytes of one token over all layers."""
-        size = torch.empty((), dtype=self.dtype).element_size()
-        return sum(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.layers) * size
-
-    @property
-    def allocated_bytes(self) -> int:
-        return self.num_slots * self.capacity * self.bytes_per_token
+    def num_retained(self) -> int:
+        return len(self._retained)
 
     def open(self, sequence_id: int) -> None:
-        """Give a sequence an empty slot, growing the storage if none is free."""
+        """Give a sequence an empty slot.
+
+        If none is free the storage grows as far as its limit allows; else the oldest retained text leaves.
+        """
         if sequence_id in self._slot_of:
             raise RequestError(f"sequence {sequence_id} already has a slot")
-        if self.num_open == self.num_slots:
-            self._resize(self.num_slots * 2, self.capacity)
-        self._slot_of[sequence_id] = self.num_open
-        self._owners.append(sequence_id)
-        self._lengths.append(0)
+        slot, taken = self.num_open, self.num_open + self.num_retained
+        if taken >= self.num_slots and self._must_drop:
+            self._retained.drop(self._retained.oldest)
+        elif taken >= self.num_slots:
+            self.make_room(taken + 1, 1)
+        if slot in self._retained:
+            self._move_retained(slot)
+        self._adopt(sequence_id, 0)
+
+    def open_with_prefix(self, sequence_id: int, text: list[int], running: Mapping[int, list[int]]) -> int:
+        """Open a slot with the entries of the longest prefix of a text that is cached, if it is worth it.
+
+        Args:
+            text: all but its last token is looked for, so at least one is left to feed.
+            running: texts of open sequences.
+
+        Returns:
+            the length of the prefix.
+        """
+        wanted = text[:-1] if self.max_retained else []
+        source, longest = self._retained.longest_match(wanted)
+        donor = None
+        for other, known in running.items():
+            if self.length(other) > longest and known[: longest + 1] == wanted[: longest + 1]:
+                longest = common_prefix(known[: self.length(other)], wanted)
+                donor = other
+        if longest < SHORTEST:
+            self.open(sequence_id)
+            return 0
+        if donor is not None:
+            self.open(sequence_id)
+            self.copy_entries(self.slot(donor), self.slot(sequence_id), longest)
+            self._lengths[-1] = longest
+            return longest
+        known = self._retained[source]
+        self._retained.touch(source)
+        if longest == len(known) or (self._must_drop and self.num_retained == 1):
+            self._take_over(sequence_id, source, longest)
+        else:
+            self.open(sequence_id)
+            self.copy_entries(self._retained.slot_of(known), self.slot(sequence_id), longest)
+            self._lengths[-1] = longest
+        return longest
 
     def close(self, sequence_id: int) -> None:
         """Free a sequence's slot; the last slot moves into the hole."""
-        hole, last = self._slot_of.pop(sequence_id), self.num_open - 1
-        self.scratch_of.pop(sequence_id, None)
-        if hole != last:
-            length = self._lengths[last]
-            for store in (*self.keys, *self.values):
-                store[hole, :length] = store[last, :length]
-            self._lengths[hole] = length
-            self._owners[hole] = self._owners[last]
-            self._slot_of[self._owners[hole]] = hole
-            self.scratch_of.pop(self._owners[hole], None)
-        self._lengths.pop()
-        self._owners.pop()
+        self._leave(sequence_id, 0)
+
+    def retain(self, sequence_id: int, token_ids: Sequence[int]) -> None:
+        """Close a sequence, but keep the entries of its text for :meth:`open_with_prefix` until the room is needed.
+
+        Args:
+            token_ids: the text that was given out; entries of other tokens are not kept.
+        """
+        text = list(token_ids[: self.length(sequence_id)])
+        covered = [slot for slot in self._retained if self._retained[slot][: len(text)] == text]
+        if covered:
+            self._retained.touch(covered[0])
+        if covered or not self.max_retained or len(text) < SHORTEST:
+            self.close(sequence_id)
+            return
+        for slot in self._retained:
+            if text[: len(self._retained[slot])] == self._retained[slot]:
+                self._retained.drop(slot)
+        self._retained.add(self._leave(sequence_id, len(text)), text)
+        while self.num_retained > self.max_retained:
+            self._retained.drop(self._retained.oldest)
+
+    def drop_retained(self) -> None:
+        """Forget the texts of ended sequences."""
+        for slot in self._retained:
+            self._retained.drop(slot)
 
     def slot(self, sequence_id: int) -> int:
         return self._slot_of[sequence_id]
@@ -151,31 +189,42 @@ class KVSlots:
             values[slot, start : start + count] = value
         self.commit(sequence_id, count)
 
-    # -- storage ---------------------------------------------------------------------------------------
+    # -- room ------------------------------------------------------------------------------------------
+
+    def limit(self, max_bytes: int | None, max_retained: int) -> None:
+        """Set how large the storage may grow, and how many texts of ended sequences are kept in it.
+
+        The limit holds for what is kept in reserve or retained; what is opened and reserved is given in any case.
+        """
+        self.max_positions = None if max_bytes is None else max_bytes // self.bytes_per_position
+        self.max_retained = max_retained
+        while self.num_retained > max_retained:
+            self._retained.drop(self._retained.oldest)
+        self.make_room(self.num_open, 1)
+
+    def make_room(self, num_sequences: int, num_tokens: int) -> None:
+        """Storage for so many open sequences of so many positions, and some in reserve where the limit allows it.
+
+        Where it does not, retained texts leave and capacity that nobody needs is given back.
+        """
+        longest = max(num_tokens, *self._lengths, 1)
+        num_slots, capacity = self.size_for(max(num_sequences, self.num_open, 1), longest)
+        if (num_slots, capacity) == (self.num_slots, self.capacity):
+            return
+        for slot in self._retained:
+            if len(self._retained[slot]) > capacity:
+                self._retained.drop(slot)
+        while self.num_open + self.num_retained > num_slots:
+            self._retained.drop(self._retained.oldest)
+        for slot in self._retained:
+            if slot >= num_slots:
+                self._move_retained(slot)
+        self.resize(num_slots, capacity)
 
     def reserve(self, num_tokens: int) -> None:
-        """Make room for ``num_tokens`` positions in every slot."""
+        """Make room for ``num_tokens`` positions in every slot in use."""
         if num_tokens > self.capacity:
-            needed = -(-num_tokens // GROWTH) * GROWTH
-            limit = -(-(self.max_len + GROWTH) // GROWTH) * GROWTH
-            self._resize(self.num_slots, max(needed, min(self.capacity * 2, limit)))
-
-    def write(self, layer: int, index_T: Tensor, key_TD: Tensor, value_TD: Tensor) -> None:
-        """Store keys and values ``[T, heads * head_dim]`` at flat positions ``slot * capacity + position``."""
-        self.keys[layer].view(-1, key_TD.shape[1]).index_copy_(0, index_T, key_TD)
-        self.values[layer].view(-1, value_TD.shape[1]).index_copy_(0, index_T, value_TD)
-
-    def view(self, layer: int, first: int, last: int, num_keys: int) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[last - first, heads, num_keys, head_dim]`` of a run of slots, without a copy."""
-        at = (layer, first, last, num_keys)
-        if at not in self._views:
-            if len(self._views) > 64 * len(self.layers):
-                self._views.clear()
-            self._views[at] = (
-                self.keys[layer][first:last, :num_keys].transpose(1, 2),
-                self.values[layer][first:last, :num_keys].transpose(1, 2),
-            )
-        return self._views[at]
+            self.make_room(self.num_open, num_tokens)
 
     def read(self, sequence_id: int) -> list[tuple[Tensor, Tensor]]:
         """The committed keys and values of a sequence, ``[length, heads, head_dim]`` per layer."""
@@ -184,26 +233,62 @@ class KVSlots:
 
     def check_integrity(self) -> None:
         """Assert the invariants of the book-keeping (used by tests and the soak run)."""
-        assert len(self._owners) == len(self._lengths) == len(self._slot_of) <= self.num_slots
+        assert len(self._owners) == len(self._lengths) == len(self._slot_of)
         assert all(self._slot_of[owner] == slot for slot, owner in enumerate(self._owners))
-        assert all(0 <= length <= self.max_len for length in self._lengths)
+        assert all(0 <= length <= min(self.max_len, self.capacity) for length in self._lengths)
+        free = [slot for slot in range(self.num_open, self.num_slots) if slot not in self._retained]
+        assert self.num_open + self.num_retained + len(free) == self.num_slots
+        assert all(SHORTEST <= len(self._retained[slot]) <= self.capacity for slot in self._retained)
+        assert self.num_retained <= self.max_retained
+        assert self.allocated_bytes == sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        assert self.max_positions is None or self.num_slots * self.capacity <= self.max_positions
 
-    @torch.inference_mode(False)  # plain tensors: they are written in and outside of inference mode
-    def _resize(self, num_slots: int, capacity: int) -> None:
-        old_keys, old_values = self.keys, self.values
-        self.keys = [
-            self._grown(old_keys, i, s.num_kv_heads, s.key_dim, num_slots, capacity) for i, s in enumerate(self.layers)
-        ]
-        self.values = [
-            self._grown(old_values, i, s.num_kv_heads, s.value_dim, num_slots, capacity)
-            for i, s in enumerate(self.layers)
-        ]
-        self.num_slots, self.capacity = num_slots, capacity
-        self._views.clear()
+    # -- moving entries and slots ----------------------------------------------------------------------
 
-    def _grown(self, old: list[Tensor], layer: int, heads: int, dim: int, num_slots: int, capacity: int) -> Tensor:
-        new = torch.zeros(num_slots, capacity, heads, dim, dtype=self.dtype, device=self.device)
-        if old:
-            new[: self.num_slots, : self.capacity] = old[layer]
-            old[layer] = new  # frees the old layer at once: the peak is one layer, not the whole cache
-        return new
+    @property
+    def _must_drop(self) -> bool:
+        """No slot is free, and retained texts leave rather than that the storage grows."""
+        retained, taken = self.num_retained, self.num_open + self.num_retained
+        full = self.max_positions is not None and (taken + 1) * self.capacity > self.max_positions
+        return taken >= self.num_slots and retained > 0 and (full or retained >= self.max_retained)
+
+    def _adopt(self, sequence_id: int, length: int) -> None:
+        """The first slot behind those in use becomes a sequence's own."""
+        self._slot_of[sequence_id] = self.num_open
+        self._owners.append(sequence_id)
+        self._lengths.append(length)
+
+    def _take_over(self, sequence_id: int, source: int, length: int) -> None:
+        """Open a sequence with the entries of a retained text, which is one no more."""
+        self._retained.drop(source)
+        slot = self.num_open
+        if slot in self._retained:
+            self.swap_entries(source, slot, length, len(self._retained[slot]))
+            self._retained.rename(slot, source)
+        elif slot != source:
+            self.copy_entries(source, slot, length)
+        self._adopt(sequence_id, length)
+
+    def _leave(self, sequence_id: int, num_kept: int) -> int:
+        """End a sequence; returns the slot that is then behind those in use, with its first entries in it."""
+        hole, last = self._slot_of.pop(sequence_id), self.num_open - 1
+        self.scratch_of.pop(sequence_id, None)
+        if hole != last:
+            length = self._lengths[last]
+            if num_kept:
+                self.swap_entries(hole, last, num_kept, length)
+            else:
+                self.copy_entries(last, hole, length)
+            self._lengths[hole] = length
+            self._owners[hole] = self._owners[last]
+            self._slot_of[self._owners[hole]] = hole
+            self.scratch_of.pop(self._owners[hole], None)
+        self._lengths.pop()
+        self._owners.pop()
+        return last
+
+    def _move_retained(self, slot: int) -> None:
+        """To the first free slot."""
+        free = next(i for i in range(self.num_open, self.num_slots) if i not in self._retained)
+        self.copy_entries(slot, free, len(self._retained[slot]))
+        self._retained.rename(slot, free)

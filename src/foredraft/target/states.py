@@ -12,7 +12,7 @@ again (replay). So lengths may fall behind what was committed, but never behind 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,28 @@ class StateSlots:
 
     def __contains__(self, sequence_id: int) -> bool:
         return sequence_id in self._held
+
+    # -- as in KVSlots, where they do more ---------------------------------------------------------------
+
+    def open_with_prefix(self, sequence_id: int, text: list[int], running: Mapping[int, list[int]]) -> int:
+        """States are not shared by sequences: none begins with a prefix."""
+        self.open(sequence_id)
+        return 0
+
+    def retain(self, sequence_id: int, token_ids: Sequence[int]) -> None:
+        self.close(sequence_id)
+
+    def drop_retained(self) -> None:
+        """Nothing is retained."""
+
+    def limit(self, max_bytes: int | None, max_retained: int) -> None:
+        """States take the same room however long the text is; they are not limited by bytes."""
+
+    def fits(self, num_sequences: int, num_tokens: int) -> bool:
+        return True
+
+    def make_room(self, num_sequences: int, num_tokens: int) -> None:
+        """A state is made with its sequence."""
 
     # -- lengths: commit and rollback ------------------------------------------------------------------
 

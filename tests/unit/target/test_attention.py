@@ -12,7 +12,8 @@ from foredraft.errors import UnsupportedModelError
 from foredraft.target.attention import attend, attention_forward
 from foredraft.target.layout import PassRow, PassShape, build_layout
 from foredraft.target.segments import LONG_ROW
-from foredraft.target.slots import KVSlots, LayerShape
+from foredraft.target.slots import KVSlots
+from foredraft.target.storage import LayerShape
 
 HEADS = [(4, 4, 8, 8), (6, 2, 8, 8), (4, 1, 16, 8)]
 OPTIONS: dict[str, dict[str, Any]] = {

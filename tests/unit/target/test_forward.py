@@ -101,7 +101,7 @@ def test_a_growing_cache_keeps_the_text():
     target = target_for(model)
     text = [(11 * i * i + i) % 64 for i in range(1060)]
     opened(target, 1)
-    assert target.slots.capacity == 512
+    assert target.slots.capacity < 500
     target.prefill(0, text[:500])
     for width in (10, 1, 1, 1, 3, 500):
         at = target.slots.length(0)

@@ -7,7 +7,8 @@ import torch
 
 from foredraft.target.layout import PassRow, PassShape, build_layout
 from foredraft.target.segments import LONG_ROW
-from foredraft.target.slots import GROWTH, KVSlots, LayerShape
+from foredraft.target.slots import KVSlots
+from foredraft.target.storage import GROWTH, LayerShape
 
 NARROW = PassShape(min_tokens=1, min_queries=1)
 

@@ -14,7 +14,8 @@ from foredraft.target.attention import attend, rotate_and_store
 from foredraft.target.layout import PassRow, PassShape, build_layout
 from foredraft.target.native_build import native_library
 from foredraft.target.packed import PackedGatedMLP, PackedLinear, PackedRMSNorm, rotate
-from foredraft.target.slots import KVSlots, LayerShape
+from foredraft.target.slots import KVSlots
+from foredraft.target.storage import LayerShape
 from foredraft.target.zoo import cache_folder
 
 LENGTHS = (3, 200, 700, 17)

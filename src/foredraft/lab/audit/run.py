@@ -59,7 +59,12 @@ def run_audit(options: AuditOptions, tell: Tell = lambda label, fraction: None) 
     """
     started = time.perf_counter()
     tell(f"loading {options.model}", 0.0)
-    llm = LLM(options.model, speculative_config=options.speculative, **options.engine_options)
+    llm = LLM(
+        options.model,
+        speculative_config=options.speculative,
+        enable_prefix_caching=False,  # the engines share a cache; a fault of one must not be hidden by the other
+        **options.engine_options,
+    )
     prompts = load_prompts(options, llm)
     target = llm.engine.target
     result = AuditResult(

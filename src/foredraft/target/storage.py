@@ -1,0 +1,140 @@
+"""The tensors of the KV cache: slots of one capacity, which grow and shrink together, and their limit.
+
+All slots have the capacity of the longest text, so ``slots x capacity`` is what a limit of bytes is reckoned by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROWTH = 128
+"""Capacities are multiples of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Heads and head sizes of one attention layer."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class KVStorage:
+    """Keys and values ``[num_slots, capacity, num_kv_heads, head_dim]`` of each layer.
+
+    Args:
+        layers: one shape per attention layer.
+        dtype, device: of the stored keys and values.
+        max_len: most tokens of a text; scratch space comes on top.
+
+    Attributes:
+        max_positions: slots times capacity, at most; None is no limit.
+    """
+
+    def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, max_len: int):
+        self.layers = tuple(layers)
+        self.dtype, self.device, self.max_len = dtype, device, max_len
+        self.num_slots, self.capacity = 0, 0
+        self.max_positions: int | None = None
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._views: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
+        self.resize(1, GROWTH)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self.num_slots * self.capacity * self.bytes_per_token
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token over all layers."""
+        return sum(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.layers) * self._item_bytes
+
+    @property
+    def bytes_per_position(self) -> int:
+        """What a limit is divided by: a token's bytes, and those of one tensor more, which is there twice in a copy."""
+        largest = max((s.num_kv_heads * max(s.key_dim, s.value_dim) for s in self.layers), default=0)
+        return self.bytes_per_token + largest * self._item_bytes
+
+    def fits(self, num_sequences: int, num_tokens: int) -> bool:
+        """Whether the limit allows so many slots of so many positions."""
+        return self.max_positions is None or num_sequences * _rounded(num_tokens) <= self.max_positions
+
+    def size_for(self, num_slots: int, num_tokens: int) -> tuple[int, int]:
+        """Slots and capacity for so many slots of so many positions.
+
+        What there is, doubled where that is too small, as far as the limit allows; less where it asks for less.
+        """
+        needed, most = _rounded(num_tokens), self.max_positions
+        slots, capacity = self.num_slots, self.capacity
+        if num_slots > slots:
+            slots = max(num_slots, 2 * slots)
+        if needed > capacity:
+            capacity = max(needed, min(2 * capacity, _rounded(self.max_len + GROWTH)))
+        if most is not None and slots * capacity > most:
+            enough = needed <= self.capacity and num_slots * self.capacity <= most
+            capacity = self.capacity if enough else needed
+            slots = max(num_slots, min(slots, most // capacity))
+        return slots, capacity
+
+    def write(self, layer: int, index_T: Tensor, key_TD: Tensor, value_TD: Tensor) -> None:
+        """Store keys and values ``[T, heads * head_dim]`` at flat positions ``slot * capacity + position``."""
+        self.keys[layer].view(-1, key_TD.shape[1]).index_copy_(0, index_T, key_TD)
+        self.values[layer].view(-1, value_TD.shape[1]).index_copy_(0, index_T, value_TD)
+
+    def view(self, layer: int, first: int, last: int, num_keys: int) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[last - first, heads, num_keys, head_dim]`` of a run of slots, without a copy."""
+        at = (layer, first, last, num_keys)
+        if at not in self._views:
+            if len(self._views) > 64 * len(self.layers):
+                self._views.clear()
+            self._views[at] = (
+                self.keys[layer][first:last, :num_keys].transpose(1, 2),
+                self.values[layer][first:last, :num_keys].transpose(1, 2),
+            )
+        return self._views[at]
+
+    def copy_entries(self, source: int, to: int, length: int) -> None:
+        for store in (*self.keys, *self.values):
+            store[to, :length] = store[source, :length]
+
+    def swap_entries(self, a: int, b: int, a_len: int, b_len: int) -> None:
+        for store in (*self.keys, *self.values):
+            held = store[a, :a_len].clone()
+            store[a, :b_len] = store[b, :b_len]
+            store[b, :a_len] = held
+
+    @property
+    def _item_bytes(self) -> int:
+        return torch.empty((), dtype=self.dtype).element_size()
+
+    @torch.inference_mode(False)  # plain tensors: they are written in and outside of inference mode
+    def resize(self, num_slots: int, capacity: int) -> None:
+        """Keep what fits of the entries; the rest of the storage is zeros."""
+        self._views.clear()  # they would keep the old tensors alive
+        old_keys, old_values = self.keys, self.values
+        self.keys = [
+            self._grown(old_keys, i, s.num_kv_heads, s.key_dim, num_slots, capacity) for i, s in enumerate(self.layers)
+        ]
+        self.values = [
+            self._grown(old_values, i, s.num_kv_heads, s.value_dim, num_slots, capacity)
+            for i, s in enumerate(self.layers)
+        ]
+        self.num_slots, self.capacity = num_slots, capacity
+
+    def _grown(self, old: list[Tensor], layer: int, heads: int, dim: int, num_slots: int, capacity: int) -> Tensor:
+        new = torch.zeros(num_slots, capacity, heads, dim, dtype=self.dtype, device=self.device)
+        if old:
+            slots, places = min(num_slots, self.num_slots), min(capacity, self.capacity)
+            new[:slots, :places] = old[layer][:slots, :places]
+            old[layer] = new  # frees the old layer at once: the peak is one layer, not the whole cache
+        return new
+
+
+def _rounded(num_tokens: int) -> int:
+    return -(-num_tokens // GROWTH) * GROWTH
