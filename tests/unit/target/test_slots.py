@@ -209,17 +209,19 @@ def test_only_what_was_given_out_is_kept():
 
 def test_the_oldest_text_leaves_first():
     """At the limit of texts and of bytes; a text that was used is not old; a text within another is no second one."""
-    slots = limited(max_retained=2)
-    texts = [[100 * i + j for j in range(10)] for i in range(3)]
+    slots = limited(max_retained=3)
+    texts = [[100 * i + j for j in range(10)] for i in range(4)]
     for i in (0, 1):
         filled(slots, i, texts[i])
         slots.retain(i, texts[i])
     filled(slots, 5, texts[0][:9])
     slots.retain(5, texts[0][:9])
     assert slots.num_retained == 2
-    filled(slots, 2, texts[2])
-    slots.retain(2, texts[2])
-    assert [slots.open_with_prefix(10 + i, [*texts[i], 1], {}) for i in (0, 1, 2)] == [10, 0, 10]
+    for i in (2, 3):
+        filled(slots, i, texts[i])
+        slots.retain(i, texts[i])
+    assert slots.num_retained == 3
+    assert [slots.open_with_prefix(10 + i, [*texts[i], 1], {}) for i in range(4)] == [10, 0, 10, 10]
     slots = limited(max_positions=2 * GROWTH)
     for i in (0, 1):
         filled(slots, i, texts[i])
