@@ -108,6 +108,8 @@ def test_only_typical_is_lossy():
         ({"max_num_seqs": 0}, "max_num_seqs=0 is below 1"),
         ({"max_num_batched_tokens": -5}, "max_num_batched_tokens=-5 is below 1"),
         ({"num_threads": 0}, "num_threads=0 is below 1"),
+        ({"kv_cache_gb": 0}, "kv_cache_gb=0 must be above 0; None takes what is free"),
+        ({"gpu_memory_utilization": 1.1}, r"gpu_memory_utilization=1.1 is outside \(0, 1\]"),
     ],
 )
 def test_engine_options_are_checked(options, message):

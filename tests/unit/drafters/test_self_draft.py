@@ -79,8 +79,8 @@ def test_the_step_that_ends_a_prompt_drafts_nothing(model, make):
     target = target_for(model)
     recorder = RecordingDrafter(make(target))
     run(engine_for(target, recorder), PROMPTS[:3], GREEDY)
-    assert [row.sequence_id for row in recorder.rows[0]] == [1, 0, 2], "rows that feed one token come first"
-    assert recorder.widths[:2] == [[4, 0, 0], [4, 4, 4]]
+    assert [row.sequence_id for row in recorder.rows[0]] == [0, 1, 2]
+    assert recorder.widths[:2] == [[0, 4, 0], [4, 4, 4]]
 
 
 def test_drafts_end_at_the_last_position(model, make):

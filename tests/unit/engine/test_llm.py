@@ -263,3 +263,37 @@ def test_responses_are_kept_in_a_file_over_runs(folder, model, tmp_path):
     tiny_model(1, vocab_size=64).save_pretrained(other)
     with pytest.raises(InvalidOptionError, match="holds responses in another vocabulary"):
         LLM(str(other), speculative_config=options)
+
+
+def test_lower_priorities_go_first(folder):
+    """One at a time: the order in which they end is that of the priorities, then of the prompts."""
+    llm = LLM(str(folder), max_num_seqs=1)
+    ended = []
+    llm.engine.watchers.append(lambda *step: ended.extend(out.request_id for out in step[-1] if out.finish_reason))
+    llm.generate(["a", "b", "c", "d"], GREEDY, priority=[2, 1, 2, -1])
+    assert ended == ["3", "1", "0", "2"]
+    with pytest.raises(InvalidOptionError, match="2 priorities for 1 prompts; give one, or one each"):
+        llm.generate(["a"], GREEDY, priority=[1, 2])
+
+
+def test_prefixes_are_reused_where_the_bits_are_the_same(folder):
+    """By default as the contract says; the option decides otherwise; a reset forgets all."""
+    prompt = list(range(30))
+    for option in (None, True, False):
+        llm = LLM(str(folder), enable_prefix_caching=option)
+        reused = option if option is not None else llm.engine.contract == "token-identical"
+        outputs = [llm.generate(prompt, GREEDY)[0] for _ in range(2)]
+        llm.reset_prefix_cache()
+        outputs += llm.generate(prompt, GREEDY)
+        assert [out.metrics.num_cached_tokens for out in outputs] == [0, 29 if reused else 0, 0]
+        assert len({tuple(out.outputs[0].token_ids) for out in outputs}) == 1
+
+
+def test_the_cache_is_limited_by_the_option(folder):
+    """As many bytes as were given; too few for one request are refused before anything runs."""
+    llm = LLM(str(folder), kv_cache_gb=0.001)
+    slots = llm.engine.target.slots
+    llm.generate([[i] * 60 for i in range(8)], GREEDY)
+    assert slots.allocated_bytes <= slots.max_positions * slots.bytes_per_position <= 0.001 * 2**30
+    with pytest.raises(InvalidOptionError, match="may take 0.000 GiB, and one sequence of max_model_len=128"):
+        LLM(str(folder), kv_cache_gb=1e-6)
