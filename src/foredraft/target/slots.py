@@ -24,6 +24,9 @@ from foredraft.errors import RequestError
 from foredraft.target.retained import SHORTEST, RetainedTexts, common_prefix
 from foredraft.target.storage import KVStorage, LayerShape
 
+RETAINED_SHARE = 4
+"""The storage grows for retained texts up to one part in so many of its limit; beyond that they live in what it has."""
+
 
 class KVSlots(KVStorage):
     """Preallocated, growing key/value storage for the sequences of one model.
@@ -60,7 +63,7 @@ class KVSlots(KVStorage):
     def open(self, sequence_id: int) -> None:
         """Give a sequence an empty slot.
 
-        If none is free the storage grows as far as its limit allows; else the oldest retained text leaves.
+        If none is free the storage grows, or the oldest retained text leaves.
         """
         if sequence_id in self._slot_of:
             raise RequestError(f"sequence {sequence_id} already has a slot")
@@ -249,7 +252,7 @@ class KVSlots(KVStorage):
     def _must_drop(self) -> bool:
         """No slot is free, and retained texts leave rather than that the storage grows."""
         retained, taken = self.num_retained, self.num_open + self.num_retained
-        full = self.max_positions is not None and (taken + 1) * self.capacity > self.max_positions
+        full = self.max_positions is not None and (taken + 1) * self.capacity > self.max_positions // RETAINED_SHARE
         return taken >= self.num_slots and retained > 0 and (full or retained >= self.max_retained)
 
     def _adopt(self, sequence_id: int, length: int) -> None:

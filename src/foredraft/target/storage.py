@@ -68,7 +68,8 @@ class KVStorage:
     def size_for(self, num_slots: int, num_tokens: int) -> tuple[int, int]:
         """Slots and capacity for so many slots of so many positions.
 
-        What there is, doubled where that is too small, as far as the limit allows; less where it asks for less.
+        What there is, doubled where that is too small, as far as the limit allows; less where it asks for less. Slots
+        beyond ``num_slots`` do not make more of a larger capacity.
         """
         needed, most = _rounded(num_tokens), self.max_positions
         slots, capacity = self.num_slots, self.capacity
@@ -76,6 +77,7 @@ class KVStorage:
             slots = max(num_slots, 2 * slots)
         if needed > capacity:
             capacity = max(needed, min(2 * capacity, _rounded(self.max_len + GROWTH)))
+            slots = max(num_slots, min(slots, self.num_slots * self.capacity // capacity))
         if most is not None and slots * capacity > most:
             enough = needed <= self.capacity and num_slots * self.capacity <= most
             capacity = self.capacity if enough else needed

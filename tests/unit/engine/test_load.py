@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from foredraft import Engine, SamplingParams
 from foredraft.drafters import Drafter
@@ -20,7 +21,7 @@ from foredraft.errors import InvalidOptionError
 from foredraft.policy import FixedPolicy, PlanRow
 from foredraft.target.forward import TargetModel
 from foredraft.target.storage import GROWTH
-from foredraft.testing import check_caches, engine_for, noisy_copy, run, target_for, tiny_model
+from foredraft.testing import OracleDrafter, check_caches, engine_for, noisy_copy, run, target_for, tiny_model
 from foredraft.types import Request
 
 MAX_LEN = 250
@@ -169,6 +170,25 @@ def test_a_prefix_is_counted_once_and_only_if_it_was_reused(model: Any):
     outputs += [run(off, [prompt], params)[0] for _ in range(2)]
     assert [s.metrics.num_cached_tokens for s in outputs[3:]] == [0, 0]
     assert all(s.output_token_ids == outputs[0].output_token_ids for s in outputs)
+
+
+def test_reused_entries_are_the_same_bits_in_bf16(model: Any):
+    """Log-probabilities too: behind a copied prefix, one that was taken over, one of a draft's pass, one running."""
+    target = target_for(model, dtype=torch.bfloat16)
+    if target.native is None:
+        pytest.skip("needs AVX512-BF16 and a C++ compiler")
+    params = SamplingParams(temperature=0, max_tokens=12, logprobs=3)
+    (begun,) = run(engine_for(target), [SHARED], params)
+    prompts = [SHARED, [*begun.token_ids, 5, 6], [*SHARED[:30], 9], [*begun.token_ids[:45], 8]]
+    cold = [run(engine_for(target), [prompt], params)[0] for prompt in prompts]
+    for drafter in (None, OracleDrafter([s.token_ids for s in cold], 64, lambda length: length % 4)):
+        target.slots.drop_retained()
+        engine = engine_for(target, drafter, enable_prefix_caching=True)
+        warm = [run(engine, [prompt], params)[0] for prompt in prompts]
+        target.slots.drop_retained()
+        warm += run(engine, prompts, params, after_step=lambda engine, _: engine.check_integrity())
+        assert [(s.token_ids, s.logprobs) for s in warm] == [(s.token_ids, s.logprobs) for s in cold] * 2
+        assert [s.metrics.num_cached_tokens > 20 for s in warm[:4]] == [False, True, True, True]
 
 
 def test_a_cache_too_small_for_one_request_is_refused(model: Any):

@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from foredraft.errors import RequestError
 from foredraft.target.retained import SHORTEST, common_prefix
-from foredraft.target.slots import KVSlots
+from foredraft.target.slots import RETAINED_SHARE, KVSlots
 from foredraft.target.storage import GROWTH, LayerShape
 
 MAX_LEN = 1200
@@ -222,7 +222,7 @@ def test_the_oldest_text_leaves_first():
         slots.retain(i, texts[i])
     assert slots.num_retained == 3
     assert [slots.open_with_prefix(10 + i, [*texts[i], 1], {}) for i in range(4)] == [10, 0, 10, 10]
-    slots = limited(max_positions=2 * GROWTH)
+    slots = limited(max_positions=2 * GROWTH * RETAINED_SHARE)
     for i in (0, 1):
         filled(slots, i, texts[i])
         slots.retain(i, texts[i])
@@ -230,6 +230,21 @@ def test_the_oldest_text_leaves_first():
     assert (slots.num_slots, slots.num_retained) == (2, 1)
     filled(slots, 3, texts[2])
     assert (slots.num_slots, slots.num_retained) == (2, 0)
+
+
+def test_retained_texts_do_not_make_a_long_one_dearer():
+    """With one open sequence the capacity doubles twice and the size stays, for two of the four slots go, then one."""
+    slots = limited(max_retained=3)
+    for i in range(3):
+        filled(slots, i, [100 * i + j for j in range(10)])
+        slots.retain(i, [100 * i + j for j in range(10)])
+    filled(slots, 5, list(range(60, 100)))
+    assert (slots.num_slots, slots.num_retained, slots.capacity) == (4, 3, GROWTH)
+    slots.reserve(2 * GROWTH)
+    assert (slots.num_slots, slots.num_retained, slots.capacity) == (2, 1, 2 * GROWTH)
+    slots.reserve(4 * GROWTH)
+    assert (slots.num_slots, slots.num_retained, slots.capacity) == (1, 0, 4 * GROWTH)
+    assert tags_of(slots, 5) == list(range(60, 100))
 
 
 def test_capacity_is_given_back_where_the_limit_asks_for_it():
