@@ -157,7 +157,7 @@ class Soak:
         self.reasons[reason] += 1
 
     def _check(self) -> None:
-        self.engine.target.slots.check_integrity()
+        self.engine.check_integrity()
         known, ours = set(self.engine.sequences), set(self._flights)
         if known != ours:
             self.problems.append(f"the engine and its user disagree about the requests {sorted(known ^ ours)}")

@@ -76,7 +76,7 @@ def run_load_bench(options: LoadOptions, tell: Tell = lambda label, fraction: No
     most = int(max(options.concurrency, default=64))
     llm = LLM(
         options.model, dtype=options.dtype, numerics=options.numerics, num_threads=options.threads,
-        max_num_seqs=max(64, most),
+        max_num_seqs=max(64, most), enable_prefix_caching=False,  # the arms get the same requests
     )  # fmt: skip
     stream = load_stream(options, llm)
     arms = [LoadArm(name, llm.new_engine(config)) for name, config in options.arms.items()]
