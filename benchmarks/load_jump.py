@@ -152,7 +152,12 @@ def plot(path: Path, cycles: dict[str, list[list[list[Step]]]], found: dict[str,
 
 def main(options: argparse.Namespace) -> int:
     check_path(options.plot)
-    llm = LLM(options.model, num_threads=options.threads, max_num_seqs=max(64, options.concurrency))
+    llm = LLM(
+        options.model,
+        num_threads=options.threads,
+        max_num_seqs=max(64, options.concurrency),
+        enable_prefix_caching=False,
+    )
     routes, room = options.routes.split(","), llm.engine.target.max_model_len
     stream = built_in_stream(routes, llm.tokenizer, max_tokens=options.max_tokens, seed=0, max_model_len=room)
     arms = {"0": SpeculativeConfig()}

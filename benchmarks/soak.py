@@ -96,6 +96,7 @@ def random_requests(llm: LLM, count: int, seed: int) -> Iterator[Request]:
             random_params(rng, target.vocab_size),
             route=whole.route,
             num_speculative_tokens=rng.choice((None, None, None, 0, 2)),
+            priority=rng.choice((0, 0, 0, 1, -1)),
         )
 
 
@@ -158,6 +159,7 @@ class Soak:
 
     def _check(self) -> None:
         self.engine.check_integrity()
+        self.engine.preempt(self._rng.choice(list(self.engine.sequences) or [""]))
         known, ours = set(self.engine.sequences), set(self._flights)
         if known != ours:
             self.problems.append(f"the engine and its user disagree about the requests {sorted(known ^ ours)}")
@@ -166,7 +168,7 @@ class Soak:
     def check_empty(self) -> None:
         """Nothing of any request may be left."""
         engine = self.engine
-        engine.target.slots.check_integrity()
+        engine.check_integrity()
         gc.collect()
         left = {
             "sequences": len(engine.sequences),

@@ -166,7 +166,7 @@ def measure(options: argparse.Namespace, llm: LLM, arms: dict[str, Arm]) -> dict
 
 def main(options: argparse.Namespace) -> None:
     threads = options.threads or torch.get_num_threads()
-    llm = LLM(options.model, num_threads=threads, max_num_seqs=options.requests)
+    llm = LLM(options.model, num_threads=threads, max_num_seqs=options.requests, enable_prefix_caching=False)
     arms: dict[str, Arm] = {OURS: OurArm(llm), "transformers": TransformersArm(options.model)}
     vllm = None
     if options.vllm_python:
