@@ -26,14 +26,15 @@ class SpeculativeConfig:
         method: ``none``, ``ngram`` (copy what followed the last words before), ``suffix`` (what followed them most
             often, here and in earlier responses), ``prediction`` (the text that a request expects), ``recycling``
             (what the target found likely behind the same tokens), ``lookahead`` (the target's own guesses ahead) or
-            ``draft_model``; or the target drafts for itself, with its first layers (``early_exit``), without some
+            ``draft_model``; a head trained on the target's hidden states (``eagle3``);
+            or the target drafts for itself, with its first layers (``early_exit``), without some
             (``layer_skip``) or over a part of its cache (``sparse_kv``, for long texts); or several joined by ``+``,
             preferred in that order: ``ngram+draft_model``.
         num_speculative_tokens: most draft tokens of a step, all nodes of a tree counted; None takes each method's
             default.
         tree_width: most children of a token in the draft; 1 drafts chains.
         tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model.
-        model: the draft model, for ``draft_model``: folder, hub id or short name.
+        model: the draft model, for ``draft_model``, or the head: folder, hub id or short name.
         use_heterogeneous_vocab: the draft model has another tokenizer than the target.
         heterogeneous_vocab_method: ``tli`` drafts tokens that both vocabularies have (token-level intersection),
             ``slem`` drafts text and has the target's tokenizer cut it (string-level exact match; transformers'
@@ -129,6 +130,10 @@ class SpeculativeConfig:
         given = self.num_speculative_tokens
         return METHODS[method].num_speculative_tokens if given is None else given
 
+    def depth_of_tree(self, method: str) -> int:
+        """Levels of a tree that one part of ``method`` grows with passes of a model or head."""
+        return self.tree_depth or max(2, self.draft_limit(method) // self.tree_width)
+
     @property
     def is_lossy(self) -> bool:
         return self.acceptance_rule == "typical"
@@ -145,9 +150,15 @@ class SpeculativeConfig:
             )
 
     def _check_draft_model(self) -> None:
-        if "draft_model" in self.methods and not self.model:
+        takers = [method for method in self.methods if METHODS[method].takes_model]
+        if takers and not self.model:
             raise InvalidOptionError(f"method {self.method!r} needs model=: a folder, hub id or short name")
-        if "draft_model" not in self.methods and self.model:
+        if len(takers) > 1:
+            raise InvalidOptionError(
+                f"method {self.method!r} needs a model= for each of {' and '.join(takers)} and there is one; leave out "
+                "all but one of them"
+            )
+        if not takers and self.model:
             raise InvalidOptionError(f"model={self.model!r} has no effect with method {self.method!r}; leave it out")
         if "draft_model" not in self.methods and self.use_heterogeneous_vocab:
             raise InvalidOptionError(f"use_heterogeneous_vocab has no effect with method {self.method!r}; leave it out")

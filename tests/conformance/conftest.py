@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ import pytest
 
 from foredraft import EngineConfig, SamplingParams, SpeculativeConfig
 from foredraft.drafters import Drafter, DraftRow, make_drafter
+from foredraft.heads.eagle3_format import save_eagle3
 from foredraft.methods import METHODS
 from foredraft.target.forward import TargetModel
-from foredraft.testing import MakeDrafter, RecordingDrafter, reference
+from foredraft.testing import MakeDrafter, RecordingDrafter, reference, trained_eagle3
 from foredraft.testing.conformance import NUM_TOKENS, PROMPTS, conformance_models
 from foredraft.types import Draft
 
@@ -27,6 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sparse_kv_sinks": 1,
         "sparse_kv_selection": "snapkv",
     },
+    "eagle3-tree": {"method": "eagle3", "tree_width": 2, "tree_depth": 3},
     "draft_model-tree": {"method": "draft_model", "tree_width": 2, "tree_depth": 3},
     "suffix": {"method": "suffix", **LONG_DRAFTS},
     "suffix-tree": {"method": "suffix", "tree_width": 3, **LONG_DRAFTS, "suffix_decoding_min_token_prob": 0.0},
@@ -37,9 +39,19 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "ngram+draft_model": {"method": "ngram+draft_model"},
     "prediction+suffix+draft_model": {"method": "prediction+suffix+draft_model", **LONG_DRAFTS},
     "suffix+recycling+lookahead": {"method": "suffix+recycling+lookahead", **LONG_DRAFTS},
+    "ngram+eagle3": {"method": "ngram+eagle3"},
+    "suffix+eagle3-trees": {"method": "suffix+eagle3", "tree_width": 2, "tree_depth": 3, **LONG_DRAFTS},
     "suffix+draft_model-trees": {"method": "suffix+draft_model", "tree_width": 2, "tree_depth": 3, **LONG_DRAFTS},
 }
 """Several sources at once: configuration alone."""
+
+
+def _save_eagle3(model: Any, folder: Path) -> None:
+    save_eagle3(trained_eagle3(model), folder, {"name_or_path": "tiny", "architectures": ["LlamaForCausalLM"]})
+
+
+HEADS: dict[str, Callable[[Any, Path], object]] = {"eagle3": _save_eagle3}
+"""Of the methods that need a head: makes one for a target and writes it to a folder."""
 
 
 class Predicting(RecordingDrafter):
@@ -63,26 +75,42 @@ class Predicting(RecordingDrafter):
         return self.predictions[max(known, key=len)] if known else (1, 0, 1, 2, 0, 1, 1)
 
 
-@pytest.fixture(params=VARIANTS)
+def _params(names: Iterable[str]) -> list[Any]:
+    """Those with heads take longer, and test_heads.py runs a choice of the tests for them."""
+    return [pytest.param(name, marks=pytest.mark.slow if _has_head(name) else ()) for name in names]
+
+
+def _has_head(name: str) -> bool:
+    return bool(HEADS.keys() & {**VARIANTS, **COMBINATIONS}[name]["method"].split("+"))
+
+
+@pytest.fixture(params=_params(VARIANTS))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[name for name in VARIANTS if name != "none"])
+@pytest.fixture(params=_params(name for name in VARIANTS if name != "none"))
 def drafting(request: pytest.FixtureRequest) -> str:
     """The name of a variant that drafts."""
     return str(request.param)
 
 
-@pytest.fixture(params=COMBINATIONS)
+@pytest.fixture(params=_params(COMBINATIONS))
 def combination(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[name for name in (*VARIANTS, *COMBINATIONS) if _has_head(name)])
+def headed(request: pytest.FixtureRequest) -> str:
+    """The name of a variant or combination with a head."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def from_registry(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., MakeDrafter]:
-    """``from_registry(name)`` gives what the conformance suite takes; a draft model goes through a folder."""
+    """``from_registry(name)`` gives what the conformance suite takes; draft models and heads go through folders."""
     folders: dict[int, Path] = {}
+    heads: dict[str, Path] = {}
 
     def folder_of(model: Any) -> Path:
         if id(model) not in folders:
@@ -90,12 +118,21 @@ def from_registry(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Mak
             model.save_pretrained(folders[id(model)])
         return folders[id(model)]
 
+    def head_of(method: str) -> Path:
+        """Trained for the suite's target; to that of three words, of the same shape, it is a random one."""
+        if method not in heads:
+            heads[method] = tmp_path_factory.mktemp(method)
+            HEADS[method](conformance_models().target, heads[method])
+        return heads[method]
+
     def for_method(name: str) -> MakeDrafter:
         options = {**VARIANTS, **COMBINATIONS}[name]
         methods = options["method"].split("+")
 
         def build(target: TargetModel, draft_model: Any) -> Drafter:
             model = {"model": str(folder_of(draft_model))} if "draft_model" in methods else {}
+            for method in HEADS.keys() & methods:
+                model = {"model": str(head_of(method))}
             speculative = SpeculativeConfig(**options, **model)
             drafter = make_drafter(speculative, EngineConfig(model="tiny", dtype="float32"), target, None)
             return Predicting(drafter) if "prediction" in methods else drafter

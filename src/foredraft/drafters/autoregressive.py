@@ -14,6 +14,7 @@ from foredraft.sampling import (
     Stream,
     adjust_logits,
     gumbel,
+    may_change_argmax,
     most_likely_tokens,
     probs_from_logits,
     round_position,
@@ -74,7 +75,15 @@ class AutoregressiveDrafter(Drafter):
 
     @abstractmethod
     def _next_logits(self, chains: list[Chain]) -> Tensor:
-        """Logits ``[chains, V]`` of the token behind each; feeds what has not been fed."""
+        """Logits of the token behind each, as :meth:`_over_target` takes them; feeds what has not been fed."""
+
+    def _over_target(self, logits: Tensor) -> Tensor:
+        """The logits over the target's vocabulary, ``[chains, V]``; -inf for tokens that are not to be drafted."""
+        return logits
+
+    def _target_token(self, index: int) -> int:
+        """The target's token of a column of the logits."""
+        return index
 
     def _draw(self, chains: list[Chain], logits: Tensor, keep_probs: bool) -> list[Chain]:
         """Add a token to each chain, with the distribution it was drawn from if ``keep_probs``.
@@ -84,7 +93,12 @@ class AutoregressiveDrafter(Drafter):
         Returns:
             the chains that got a token.
         """
-        adjusted = adjust_logits(logits, [chain.row.sampling_row(tuple(chain.token_ids)) for chain in chains])
+        sampling = [chain.row.sampling_row(tuple(chain.token_ids)) for chain in chains]
+        if not keep_probs and not any(map(may_change_argmax, sampling)):
+            for chain, index in zip(chains, most_likely_tokens(logits.float()).tolist(), strict=True):
+                chain.token_ids.append(self._target_token(index))
+            return chains
+        adjusted = adjust_logits(self._over_target(logits), sampling)
         possible = torch.isfinite(adjusted.amax(dim=-1))
         if not possible.all():
             chains = [chain for chain, can in zip(chains, possible.tolist(), strict=True) if can]

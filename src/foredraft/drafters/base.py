@@ -56,7 +56,7 @@ class Drafter(ABC):
     """Proposes tokens. Capabilities are declared and checked when the engine is built.
 
     Attributes:
-        needs_features: wants hidden states of the target.
+        feature_layers: wants the target's hidden states of these layers, counted as in ``target.features``.
         makes_trees: proposals may branch; ``num_draft_tokens`` is then the number of nodes.
         num_top_tokens: how many of the target's likeliest tokens ``observe_pass`` is shown at each node.
         stochastic: tokens are drawn, and ``Draft.probs`` says from what.
@@ -65,7 +65,7 @@ class Drafter(ABC):
         cost: of a draft token, as a share of a target pass; 0 where no model is run.
     """
 
-    needs_features: bool = False
+    feature_layers: tuple[int, ...] = ()
     makes_trees: bool = False
     num_top_tokens: int = 0
     stochastic: bool = False
@@ -81,6 +81,18 @@ class Drafter(ABC):
         """What the target made of a draft; called before ``observe``, if ``num_top_tokens`` is set.
 
         Among several sources the draft may be another one's.
+        """
+
+    def observe_features(self, sequence_id: int, token_ids: list[int], start: int, features: torch.Tensor) -> None:
+        """The hidden states of tokens that were committed to the target's cache, before ``observe``.
+
+        They come in order, those of every token once, parts of a prompt too; of a sequence that was forgotten they
+        come again, and from ``start`` on where the cache begins with a prefix computed for another sequence.
+
+        Args:
+            token_ids: the committed text; at least one token of it follows those with features.
+            start: place of the first of these tokens in the text.
+            features: ``[tokens, layers, hidden]``, in the order of ``feature_layers``.
         """
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:

@@ -103,7 +103,7 @@ class CombinedDrafter(Drafter):
 
     def __init__(self, sources: Sequence[Drafter], limits: Sequence[int]):
         self.sources, self.limits = list(sources), list(limits)
-        self.needs_features = any(source.needs_features for source in sources)
+        self.feature_layers = tuple(dict.fromkeys(layer for source in sources for layer in source.feature_layers))
         self.makes_trees = any(source.makes_trees for source in sources)
         self.num_top_tokens = max(source.num_top_tokens for source in sources)
         self.stochastic = any(source.stochastic for source in sources)
@@ -129,6 +129,13 @@ class CombinedDrafter(Drafter):
         for source in self.sources:
             if source.num_top_tokens:
                 source.observe_pass(replace(judged, top_token_ids=judged.top_token_ids[:, : source.num_top_tokens]))
+
+    def observe_features(self, sequence_id: int, token_ids: list[int], start: int, features: Tensor) -> None:
+        for source in self.sources:
+            if source.feature_layers:
+                wanted = [self.feature_layers.index(layer) for layer in source.feature_layers]
+                own = features if len(wanted) == features.shape[1] else features[:, wanted]
+                source.observe_features(sequence_id, token_ids, start, own)
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
         for source in self.sources:

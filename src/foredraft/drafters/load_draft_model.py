@@ -26,7 +26,7 @@ def build(speculative: SpeculativeConfig, config: EngineConfig, target: TargetMo
     if speculative.tree_width == 1:
         drafter = DraftModelDrafter(draft, target.vocab_size)
     else:
-        depth = speculative.tree_depth or max(2, speculative.draft_limit("draft_model") // speculative.tree_width)
+        depth = speculative.depth_of_tree("draft_model")
         drafter = DraftTreeDrafter(draft, target.vocab_size, speculative.tree_width, depth)
     drafter.cost = draft.num_parameters / target.num_parameters
     return drafter

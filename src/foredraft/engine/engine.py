@@ -22,6 +22,7 @@ from foredraft.engine.verifier import Verifier, rule_for
 from foredraft.errors import IncompatibleDrafterError, RequestError
 from foredraft.policy import FixedPolicy, PlanRow, Policy
 from foredraft.sampling import TokenCounts, check_token_ids, needs_counts
+from foredraft.target.features import HiddenStates
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow
 from foredraft.types import Draft, FinishReason, Request, StepOutput, Verdict
@@ -68,6 +69,7 @@ class Engine:
         policy: Policy | None = None,
     ):
         _check_capabilities(drafter, target, config.acceptance_rule)
+        target.tap(drafter.feature_layers)
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids, self.contract = eos_token_ids, contract
         self.config = config
@@ -144,7 +146,8 @@ class Engine:
         planned = time.perf_counter()
         draft = self.drafter.propose([_draft_row(s, k) for s, k in zip(complete, plan, strict=True)])
         drafted = time.perf_counter()
-        logits = self.target.forward(self._pass_rows(rows, draft))
+        features = HiddenStates(self.drafter.feature_layers) if self.drafter.feature_layers else None
+        logits = self.target.forward(self._pass_rows(rows, draft), features)
         passed = time.perf_counter()
         verdicts = self.verifier.verify(complete, draft, logits)
         self._show(complete, draft, verdicts, logits)
@@ -153,6 +156,8 @@ class Engine:
         outputs = deliver(complete, draft, verdicts, logits)
         for watch in self.watchers:
             watch(complete, draft, verdicts, outputs)
+        if features is not None:
+            self._hand_features(rows, verdicts, features)
         for sequence in complete:
             self.drafter.observe(sequence.sequence_id, sequence.token_ids)
         seconds = StepSeconds.between(started, planned, drafted, passed, verified, time.perf_counter())
@@ -233,6 +238,20 @@ class Engine:
             path = next(verdict).path if row.completes else ()
             self.target.slots.commit(row.sequence.sequence_id, row.num_tokens, path)
 
+    def _hand_features(self, rows: list[Row], verdicts: list[Verdict], features: HiddenStates) -> None:
+        """Give the drafter the hidden states of what was committed: fed tokens and accepted drafts."""
+        verdict = iter(verdicts)
+        for row in rows:
+            path = next(verdict).path if row.completes else []
+            sequence, states = row.sequence, features.of_sequence[row.sequence.sequence_id]
+            if sequence.finish_reason is not None:
+                continue
+            num_new = row.num_tokens + len(path)
+            if path != list(range(len(path))):
+                states = states[[*range(row.num_tokens), *(row.num_tokens + node for node in path)]]
+            start = self.target.slots.length(sequence.sequence_id) - num_new
+            self.drafter.observe_features(sequence.sequence_id, sequence.token_ids, start, states[:num_new])
+
     def _show(self, sequences: list[Sequence], draft: Draft, verdicts: list[Verdict], logits: Tensor) -> None:
         """Let the drafter see what the target found likely behind every token of the draft."""
         if not self.drafter.num_top_tokens:
@@ -275,7 +294,8 @@ def _check_capabilities(drafter: Drafter, target: TargetModel, rule: str) -> Non
             "use 'rejection' or 'auto', or tree_width=1"
         )
     wants = {
-        "hidden states of the target": drafter.needs_features,
+        "hidden states of the target": bool(drafter.feature_layers)
+        and not (target.runs_parts and target.compiled is None),
         "verification of trees": drafter.makes_trees and not target.supports_trees,
         "verification without rollback": not drafter.rolls_back,
     }

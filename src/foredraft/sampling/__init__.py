@@ -8,6 +8,7 @@ from foredraft.sampling.pipeline import (
     TokenCounts,
     adjust_logits,
     check_token_ids,
+    may_change_argmax,
     needs_counts,
     probs_from_logits,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "adjust_logits",
     "check_token_ids",
     "gumbel",
+    "may_change_argmax",
     "most_likely_tokens",
     "needs_counts",
     "probs_from_logits",

@@ -112,7 +112,7 @@ def adjust_logits(logits_MV: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """
     assert len(rows) == len(logits_MV)
     float_MV = logits_MV.float()
-    asking = [index for index, row in enumerate(rows) if _may_change_argmax(row)]
+    asking = [index for index, row in enumerate(rows) if may_change_argmax(row)]
     if not asking:
         return float_MV
     adjusted_MV = float_MV.clone()
@@ -144,7 +144,8 @@ def probs_from_logits(adjusted_MV: Tensor, params: Sequence[SamplingParams]) -> 
     return probs_MV
 
 
-def _may_change_argmax(row: SamplingRow) -> bool:
+def may_change_argmax(row: SamplingRow) -> bool:
+    """Whether :func:`adjust_logits` does anything to the logits of this row."""
     params = row.params
     return bool(
         params.allowed_token_ids is not None

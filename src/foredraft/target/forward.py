@@ -15,6 +15,7 @@ from foredraft.errors import UnsupportedModelError
 from foredraft.target.attention import ATTENTION_NAME, register_attention
 from foredraft.target.compiled import CompiledModel
 from foredraft.target.early_exit import EarlyExit
+from foredraft.target.features import HiddenStates, tap
 from foredraft.target.kinds import describe, state_kinds
 from foredraft.target.layout import PassRow, PassShape, build_layout
 from foredraft.target.lowering import LoweringReport, find_attention, lower, run_model
@@ -85,33 +86,41 @@ class TargetModel:
         parameter = next(model.parameters())
         self.dtype, self.device = parameter.dtype, parameter.device
         self.vocab_size = int(config.get_text_config().vocab_size)
+        self.hidden_size = int(config.get_text_config().hidden_size)
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.max_model_len = max_model_len
         self.num_passes = 0
         self.early_exit: EarlyExit | None = None
         self.query_log: QueryLog | None = None
+        self._tapped: set[int] = set()
 
-    def forward(self, rows: Sequence[PassRow]) -> Tensor:
+    def forward(self, rows: Sequence[PassRow], wanted: HiddenStates | None = None) -> Tensor:
         """One pass over the next tokens of the given sequences, each opened in ``slots`` before.
 
         Writes their keys and values at and past the committed lengths; changes no length.
+
+        Args:
+            wanted: is given the hidden states of its layers, which :meth:`tap` was told of before.
 
         Returns:
             logits ``[sum of num_logits, vocab]`` in the model's dtype, in the order of ``rows``.
         """
         shape = self.shape if self.compiled is None else self.compiled.widened(self.shape)
         self.num_passes += 1
-        kept = {} if self.early_exit is None else self.early_exit.take(rows)
-        if self.early_exit is not None and kept:
+        if self.early_exit is not None and wanted is None and (kept := self.early_exit.take(rows)):
             return self.early_exit.resume(rows, kept)
         layout = build_layout(rows, self.slots, shape, self.native)
         if self.query_log is not None:
             layout = replace(layout, queries={})
+        if wanted is not None:
+            layout = replace(layout, hidden_states={})
         self.slots.scratch_of.update((row.sequence_id, self) for row in rows)
         with torch.inference_mode():
             logits = run_model(self.model, layout) if self.compiled is None else self.compiled(layout)
             if self.query_log is not None:
                 self.query_log.note(rows, layout)
+            if wanted is not None:
+                wanted.take(rows, layout)
         return logits[: layout.num_logits, : self.vocab_size]
 
     def num_positions(self, text_len: int, max_draft_tokens: int) -> int:
@@ -128,6 +137,17 @@ class TargetModel:
             part = list(token_ids[start : start + chunk])
             self.forward([PassRow(sequence_id, part, 0)])
             self.slots.commit(sequence_id, len(part))
+
+    def tap(self, layer_ids: Sequence[int]) -> None:
+        """Make the hidden states of some layers available to passes; the numbering is that of ``features``.
+
+        Raises:
+            UnsupportedModelError: the layers cannot be told, or there is none of a number.
+        """
+        new = [layer for layer in layer_ids if layer not in self._tapped]
+        if new:
+            tap(self.model, self.layers, new)
+            self._tapped.update(new)
 
     @property
     def layers(self) -> list[nn.Module]:

@@ -56,7 +56,8 @@ class PassRow:
 
     ``parents`` says that the last ``len(parents)`` tokens are a tree: of each the index of its parent among them, a
     smaller one, or -1 for a child of the token before the tree. ``position_offset`` is how many tokens of the text the
-    slot lacks: positions are by so much larger than places. It is for chains.
+    slot lacks: positions are by so much larger than places. It is for chains. ``num_fed`` says that so many of the
+    tree's first nodes lie in the slot already, from passes since the last commit; all tokens are then nodes.
     """
 
     sequence_id: int
@@ -64,6 +65,7 @@ class PassRow:
     num_logits: int
     parents: Sequence[int] = ()
     position_offset: int = 0
+    num_fed: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class PassLayout:
     ``rows`` is ``[num_rows, 6]``: first token, number of tokens, slot, place of the first token, first position of
     the draft tree and its first row in ``paths``, or -1 for a chain. ``paths [nodes, depth]`` holds for each node of
     a tree the places of its ancestors and its own. ``queries``, if it is there, gets each layer's queries
-    ``[T, query_heads, D]`` and their scale.
+    ``[T, query_heads, D]`` and their scale; ``hidden_states`` likewise the states ``[T, hidden]`` of tapped layers.
     """
 
     slots: KVSlots
@@ -88,6 +90,7 @@ class PassLayout:
     paths: Tensor
     laid: list[LaidRow]
     queries: dict[int, tuple[Tensor, float]] | None = None
+    hidden_states: dict[int, Tensor] | None = None
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -103,10 +106,7 @@ def build_layout(
     A pass of fewer than ``shape.min_tokens`` tokens is filled up with copies of its last token at the
     positions that follow; they land in scratch space.
     """
-    laid = [
-        LaidRow(slots.slot(r.sequence_id), slots.length(r.sequence_id), *_tokens_and_tree(r), r.position_offset)
-        for r in rows
-    ]
+    laid = [_laid(row, slots) for row in rows]
     ends = _place(laid, shape.min_tokens)
     in_order = sorted(laid, key=lambda row: row.slot)
     slots.reserve(max(shape.num_keys(most_keys(run, shape)) for run in runs(in_order)))
@@ -122,7 +122,7 @@ def build_layout(
     paths: list[list[int]] = []
     for row in in_order:
         first_path = len(paths) if row.parents else -1
-        about.append([row.offset, len(row.tokens), row.slot, row.start, row.tree_start, first_path])
+        about.append([row.offset, len(row.tokens), row.slot, row.places.start, row.tree_start, first_path])
         paths += row.paths
     depth = max(map(len, paths), default=0)
     padded = [path + [0] * (depth - len(path)) for path in paths]
@@ -141,12 +141,14 @@ def build_layout(
     )
 
 
-def _tokens_and_tree(row: PassRow) -> tuple[list[int], list[int]]:
-    """A row's tokens and the parents of its draft; none if they say that it is a chain."""
+def _laid(row: PassRow, slots: KVSlots) -> LaidRow:
+    """A row at its slot; a draft that is a chain goes on behind what was fed of it, like text."""
+    slot, start, tokens = slots.slot(row.sequence_id), slots.length(row.sequence_id), list(row.token_ids)
     if is_chain(row.parents):
-        return list(row.token_ids), []
+        return LaidRow(slot, start + row.num_fed, tokens, [], row.position_offset)
     assert not row.position_offset, "trees lie behind a whole text"
-    return list(row.token_ids), list(row.parents)
+    assert not row.num_fed or len(tokens) + row.num_fed == len(row.parents), "text behind a draft"
+    return LaidRow(slot, start, tokens, list(row.parents), num_fed=row.num_fed)
 
 
 def is_chain(parents: Sequence[int]) -> bool:

@@ -23,7 +23,8 @@ LONG_ROW = 32
 class LaidRow:
     """A row in its place: ``tree_start`` is the place and position of the first node of its tree.
 
-    Positions are those of a slot that holds the whole text; ``position_offset`` is what they fall short of otherwise.
+    ``num_fed`` nodes of the tree were fed by earlier passes. Positions are those of a slot that holds the whole text;
+    ``position_offset`` is what they fall short of otherwise.
     """
 
     slot: int
@@ -32,10 +33,11 @@ class LaidRow:
     parents: list[int]
     position_offset: int = 0
     offset: int = 0
+    num_fed: int = 0
 
     @property
     def tree_start(self) -> int:
-        return self.start + len(self.tokens) - len(self.parents)
+        return self.start + self.num_fed + len(self.tokens) - len(self.parents)
 
     @property
     def paths(self) -> list[list[int]]:
@@ -47,13 +49,14 @@ class LaidRow:
 
     @property
     def places(self) -> range:
-        return range(self.start, self.start + len(self.tokens))
+        first = self.start + self.num_fed
+        return range(first, first + len(self.tokens))
 
     @property
     def positions(self) -> list[int]:
         if not self.parents:
             return list(self.places)
-        depths = [len(path) - 1 for path in self.paths]
+        depths = [len(path) - 1 for path in self.paths[self.num_fed :]]
         return [*range(self.start, self.tree_start), *(self.tree_start + depth for depth in depths)]
 
     def fill_up(self, num_tokens: int) -> None:
@@ -103,7 +106,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class TreeMask:
-    """What the nodes of one row see of each other."""
+    """What the nodes of one row see of each other: ``is_ancestor [nodes of the pass, all nodes]``."""
 
     row: int
     first_query: int
@@ -114,10 +117,13 @@ class TreeMask:
     def hide(self, hidden: Tensor, window: int | None) -> None:
         """Write the part of ``hidden [rows, 1, queries, 1, keys]`` that belongs to the tree."""
         among = ~self.is_ancestor
+        num_queries, num_nodes = among.shape
         if window is not None:
-            among = among | (self.depths[None, :] <= self.depths[:, None] - window)
-        num = len(self.depths)
-        queries, keys = slice(self.first_query, self.first_query + num), slice(self.start, self.start + num)
+            among = among | (self.depths[None, :] <= self.depths[-num_queries:, None] - window)
+        queries, keys = (
+            slice(self.first_query, self.first_query + num_queries),
+            slice(self.start, self.start + num_nodes),
+        )
         hidden[self.row, 0, queries, 0, keys] = among
 
 
@@ -140,7 +146,7 @@ def runs(rows: list[LaidRow]) -> list[list[LaidRow]]:
 
 def most_keys(run: list[LaidRow], shape: PassShape) -> int:
     """Keys that a run's longest row needs when it is padded to the queries of the widest."""
-    return max(row.start for row in run) + max(shape.min_queries, max(len(row.tokens) for row in run))
+    return max(row.places.start for row in run) + max(shape.min_queries, max(len(row.tokens) for row in run))
 
 
 def _segment(run: list[LaidRow], shape: PassShape, device: torch.device) -> Segment:
@@ -178,4 +184,5 @@ def _tree_mask(index: int, row: LaidRow, device: torch.device) -> TreeMask:
     for node, path in enumerate(row.paths):
         is_ancestor[node, torch.tensor(path) - row.tree_start] = True
     depths = torch.tensor([len(path) - 1 for path in row.paths], device=device)
-    return TreeMask(index, row.tree_start - row.start, row.tree_start, depths, is_ancestor.to(device))
+    first_query = row.tree_start - row.start
+    return TreeMask(index, first_query, row.tree_start, depths, is_ancestor[row.num_fed :].to(device))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from foredraft.errors import UnsupportedModelError
+from foredraft.target.features import HiddenStates
 from foredraft.target.forward import TargetModel
 from foredraft.target.kinds import describe
 from foredraft.target.layout import PassRow, PassShape
@@ -62,8 +63,9 @@ class StatefulModel(TargetModel):
         self.shape = PassShape(min_tokens=1, min_queries=1)
         self.single_steps = False
 
-    def forward(self, rows: Sequence[PassRow]) -> Tensor:
+    def forward(self, rows: Sequence[PassRow], wanted: HiddenStates | None = None) -> Tensor:
         """See :meth:`TargetModel.forward`; what an earlier pass fed without a commit is undone first."""
+        assert wanted is None, "the engine asks only models that run parts for hidden states"
         self.num_passes += 1
         with torch.inference_mode():
             return torch.cat([self._run(row) for row in rows])

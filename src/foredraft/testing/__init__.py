@@ -19,6 +19,7 @@ from foredraft.testing.conformance import (
 from foredraft.testing.distribution import check_distribution
 from foredraft.testing.drafters import OracleDrafter, RecordingDrafter, ScriptedDrafter
 from foredraft.testing.engines import check_cache, check_caches, engine_for, run
+from foredraft.testing.heads import eagle3_config, eagle3_head, hidden_states, trained_eagle3
 from foredraft.testing.models import (
     bigram_model,
     constant_bigram,
@@ -50,7 +51,10 @@ __all__ = [
     "check_interface",
     "check_tokens",
     "constant_bigram",
+    "eagle3_config",
+    "eagle3_head",
     "engine_for",
+    "hidden_states",
     "last_logits",
     "makes_trees",
     "noisy_copy",
@@ -62,4 +66,5 @@ __all__ = [
     "tiny_config",
     "tiny_mamba",
     "tiny_model",
+    "trained_eagle3",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
 from foredraft.drafters import Drafter, DraftRow, JudgedDraft
 from foredraft.drafters.base import chain_draft
 from foredraft.types import Draft
@@ -58,6 +60,7 @@ class RecordingDrafter(Drafter):
 
     Attributes:
         rows: per step, what the drafter was given.
+        texts: per step, the texts of its rows as they were then.
         drafts: per step, what it proposed.
     """
 
@@ -65,7 +68,9 @@ class RecordingDrafter(Drafter):
         self.inner = inner
         self.makes_trees = inner.makes_trees
         self.num_top_tokens = inner.num_top_tokens
+        self.feature_layers = inner.feature_layers
         self.rows: list[list[DraftRow]] = []
+        self.texts: list[list[list[int]]] = []
         self.drafts: list[Draft] = []
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
@@ -73,11 +78,15 @@ class RecordingDrafter(Drafter):
         draft = self.inner.propose(rows)
         assert [row.token_ids for row in rows] == before, "the drafter changed the text of a sequence"
         self.rows.append(list(rows))
+        self.texts.append(before)
         self.drafts.append(draft)
         return draft
 
     def observe_pass(self, judged: JudgedDraft) -> None:
         self.inner.observe_pass(judged)
+
+    def observe_features(self, sequence_id: int, token_ids: list[int], start: int, features: Tensor) -> None:
+        self.inner.observe_features(sequence_id, token_ids, start, features)
 
     def observe(self, sequence_id: int, token_ids: list[int]) -> None:
         before = list(token_ids)

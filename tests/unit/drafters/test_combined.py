@@ -138,9 +138,9 @@ def test_rows_of_different_sources_share_one_draft():
 
 def test_capabilities_are_those_of_all_sources():
     plain, special = Fixed([1]), Fixed([1], stochastic=True)
-    special.makes_trees, special.needs_features, special.num_top_tokens, special.rolls_back = True, True, 4, False
+    special.makes_trees, special.feature_layers, special.num_top_tokens, special.rolls_back = True, (2,), 4, False
     both = combined(plain, special)
-    assert (both.makes_trees, both.needs_features, both.num_top_tokens, both.stochastic) == (True, True, 4, True)
+    assert (both.makes_trees, both.feature_layers, both.num_top_tokens, both.stochastic) == (True, (2,), 4, True)
     assert not both.rolls_back
     assert combined(plain, plain).rolls_back
 

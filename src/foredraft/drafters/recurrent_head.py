@@ -1,0 +1,132 @@
+"""Heads that draft from the target's hidden states and then from their own: EAGLE and its kin, chains and trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foredraft.drafters.autoregressive import AutoregressiveDrafter, Chain
+from foredraft.drafters.base import DraftRow
+from foredraft.drafters.growing import Tree, TreeDrafter
+from foredraft.drafters.head_cache import HeadCache, Nodes
+from foredraft.heads.runner import HeadRunner
+from foredraft.types import Draft
+
+
+class HeadDrafter(AutoregressiveDrafter):
+    """Drafts chains.
+
+    A row drafts once the states of all of its text but the last token have come; the step that ends a prompt drafts
+    nothing.
+
+    Args:
+        feature_layers: whose states the head reads.
+        vocab_size: of the target.
+        token_ids: the target's token of each id that the head drafts; None if they are the same.
+    """
+
+    def __init__(
+        self, runner: HeadRunner, feature_layers: tuple[int, ...], vocab_size: int, token_ids: Tensor | None = None
+    ):
+        super().__init__(vocab_size)
+        self.feature_layers = feature_layers
+        self.cache = HeadCache(runner)
+        self._token_ids = token_ids
+        self._target_tokens = None if token_ids is None else token_ids.tolist()
+        self._max_len = runner.slots.max_len
+
+    def observe_features(self, sequence_id: int, token_ids: list[int], start: int, features: Tensor) -> None:
+        self.cache.add(sequence_id, token_ids, start, features)
+
+    def forget(self, sequence_id: int) -> None:
+        self.cache.forget(sequence_id)
+
+    def _room(self, row: DraftRow, text: list[int]) -> int:
+        known = self.cache.num_known(row.sequence_id)
+        if not known or known != len(text) - 1:
+            return 0
+        return max(0, min(row.num_draft_tokens, self._max_len - len(text)))
+
+    def _catch_up(self, sequence_id: int, text: list[int]) -> None:
+        """What waits is fed with the draft's first pass, of all rows at once."""
+
+    def _next_logits(self, chains: list[Chain]) -> Tensor:
+        if not chains[0].token_ids:
+            return self.cache.read([(chain.row.sequence_id, chain.text) for chain in chains])
+        parents = list(range(-1, len(chains[0].token_ids) - 1))
+        return self.cache.extend([Nodes(c.row.sequence_id, c.token_ids[-1:], parents, [0]) for c in chains])
+
+    def _over_target(self, logits: Tensor) -> Tensor:
+        if self._token_ids is None:
+            return logits
+        scattered = logits.new_full((len(logits), self.vocab_size), float("-inf"))
+        scattered[:, self._token_ids] = logits
+        return scattered
+
+    def _target_token(self, index: int) -> int:
+        return index if self._target_tokens is None else self._target_tokens[index]
+
+
+class HeadTreeDrafter(TreeDrafter, HeadDrafter):
+    """Drafts trees: EAGLE-2's dynamic ones (Li et al., 2406.16858, section 4) where likeliest children are taken.
+
+    Each level feeds the frontier's nodes only; those above are in the cache.
+
+    Args:
+        width: children of a node, and nodes of a level that get children.
+        depth: levels, each a pass of the head.
+    """
+
+    def __init__(
+        self,
+        runner: HeadRunner,
+        feature_layers: tuple[int, ...],
+        vocab_size: int,
+        token_ids: Tensor | None,
+        width: int,
+        depth: int,
+    ):
+        super().__init__(runner, feature_layers, vocab_size, token_ids)
+        self.width, self.depth = width, depth
+        self._fed: dict[int, list[int]] = {}  # nodes in the order in which they were fed, while a tree grows
+        self._last: dict[int, list[int]] = {}  # those of the last pass
+
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        draft = super().propose(rows)
+        self._fed.clear()
+        self._last.clear()
+        return draft
+
+    def _frontier_logits(self, trees: list[Tree]) -> Tensor:
+        ids = [tree.row.sequence_id for tree in trees]
+        if trees[0].frontier == [-1]:
+            self._fed = {sequence_id: [] for sequence_id in ids}
+            self._last = {sequence_id: [-1] for sequence_id in ids}
+            return self.cache.read([(tree.row.sequence_id, tree.row.token_ids) for tree in trees])
+        drafts = []
+        for sequence_id, tree in zip(ids, trees, strict=True):
+            fed, last = self._fed[sequence_id], self._last[sequence_id]
+            sources = [last.index(tree.parents[node]) for node in tree.frontier]
+            fed += tree.frontier
+            parents = [fed.index(tree.parents[node]) if tree.parents[node] >= 0 else -1 for node in fed]
+            drafts.append(Nodes(sequence_id, [tree.token_ids[node] for node in tree.frontier], parents, sources))
+            self._last[sequence_id] = tree.frontier
+        return self.cache.extend(drafts)
+
+
+def make_head_drafter(
+    runner: HeadRunner,
+    feature_layers: tuple[int, ...],
+    vocab_size: int,
+    token_ids: Tensor | None,
+    width: int,
+    depth: int,
+) -> HeadDrafter:
+    """Chains for width 1, else trees of so many levels."""
+    if token_ids is not None and torch.equal(token_ids, torch.arange(vocab_size)):
+        token_ids = None
+    if width == 1:
+        return HeadDrafter(runner, feature_layers, vocab_size, token_ids)
+    return HeadTreeDrafter(runner, feature_layers, vocab_size, token_ids, width, depth)

@@ -1,0 +1,143 @@
+"""What the decoder layers of draft heads are made of.
+
+A layer does not know how its attention finds keys: it calls ``attend(self.self_attn, x)``. In training that is
+:class:`UnrolledAttention`, over a whole text at once; in drafting the packed attention over the head's slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+Attend = Callable[[nn.Module, Tensor], Tensor]
+"""From an attention module and its input ``[..., T, input size]`` to its output ``[..., T, hidden]``."""
+
+
+def rms_norm(size: int, config: Any) -> LlamaRMSNorm:
+    return LlamaRMSNorm(size, eps=config.rms_norm_eps)
+
+
+def rotary_table(config: Any, num_positions: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[num_positions, head_dim]`` of a layer configuration's rotary positions, float32."""
+    rotary = LlamaRotaryEmbedding(config)
+    cos, sin = rotary(torch.empty(0), torch.arange(num_positions)[None])
+    return cos[0], sin[0]
+
+
+class HeadAttention(nn.Module):
+    """The projections of an attention layer whose input may be wider than the hidden size.
+
+    Args:
+        config: a Llama or Qwen3 configuration of transformers; Qwen3 has norms of queries and keys.
+        layer_idx: which layer of the head's slots it writes.
+    """
+
+    def __init__(self, config: Any, layer_idx: int, input_size: int):
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        bias = bool(getattr(config, "attention_bias", False))
+        self.q_proj = nn.Linear(input_size, self.num_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(input_size, self.num_kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(input_size, self.num_kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.num_heads * self.head_dim, config.hidden_size, bias=bias)
+        has_norms = config.model_type == "qwen3"
+        self.q_norm = rms_norm(self.head_dim, config) if has_norms else None
+        self.k_norm = rms_norm(self.head_dim, config) if has_norms else None
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values: ``[B, heads, T, D]`` of ``x [B, T, input size]``; kv heads repeated."""
+        query, key, value = (
+            linear(x).unflatten(-1, (-1, self.head_dim)) for linear in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        query, key = apply_rotary_pos_emb(query, key, cos, sin)
+        group = self.num_heads // self.num_kv_heads
+        return query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and a gated MLP, each with a residual.
+
+    Args:
+        input_size: of the attention, if it is not the hidden size; there is no norm before it then.
+    """
+
+    def __init__(self, config: Any, layer_idx: int, input_size: int | None = None):
+        super().__init__()
+        self.self_attn = HeadAttention(config, layer_idx, input_size or config.hidden_size)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = rms_norm(config.hidden_size, config)
+        self.post_attention_layernorm = rms_norm(config.hidden_size, config)
+
+    def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
+        return self.finish(hidden, attend(self.self_attn, self.input_layernorm(hidden)))
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """The layer's output from its residual stream and what attention adds to it."""
+        hidden = residual + attended
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class UnrolledAttention:
+    """Attention in training, where a head is run several steps ahead of every place at once (training-time test).
+
+    Row i of step j stands for the j-th draft token behind place i. It attends to the rows 0 .. i of step 0, whose
+    hidden states are the target's, and to the rows i of steps 1 .. j, the tokens of its own draft::
+
+                     keys of step 0     of steps 1, 2
+        queries 0    causal
+        queries 1    causal             own row
+        queries 2    causal             own row, own row
+
+    EAGLE-3 (Li et al., 2503.01840), section 3.2 and figure 6. Row i of step j has position i + j.
+
+    Args:
+        cos_sin: of :func:`rotary_table`, for as many positions as rows and steps together.
+    """
+
+    def __init__(self, cos_sin: tuple[Tensor, Tensor], num_rows: int):
+        self._cos, self._sin = cos_sin
+        self._num_rows = num_rows
+        self.step = 0
+        self._keys: dict[int, list[Tensor]] = {}
+        self._values: dict[int, list[Tensor]] = {}
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        assert isinstance(module, HeadAttention)
+        positions = slice(self.step, self.step + self._num_rows)
+        cos, sin = (table[positions].to(x)[None] for table in (self._cos, self._sin))
+        query, key, value = module.project(x, cos, sin)
+        keys, values = (kept.setdefault(module.layer_idx, []) for kept in (self._keys, self._values))
+        keys.append(key)
+        values.append(value)
+        out: Tensor = module.o_proj(_attend(query, keys, values).transpose(1, 2).flatten(2))
+        return out
+
+
+def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    if len(keys) == 1:
+        return F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True)
+    num_rows, scale = query.shape[2], query.shape[3] ** -0.5
+    ahead = torch.ones(num_rows, num_rows, dtype=torch.bool, device=query.device).triu(1)
+    causal = (query @ keys[0].transpose(2, 3)).masked_fill(ahead, float("-inf"))
+    own = [(query * key).sum(-1, keepdim=True) for key in keys[1:]]
+    probs = torch.softmax(torch.cat([causal, *own], -1).float() * scale, -1).to(query.dtype)
+    out = probs[..., :num_rows] @ values[0]
+    for at, value in enumerate(values[1:]):
+        out = out + probs[..., num_rows + at, None] * value
+    return out
