@@ -1,4 +1,4 @@
-"""Draft heads as chain, tree and mixed with another source: a choice of the suite; all of it is among the slow tests."""
+"""Draft heads as chain, tree and mixed with another source: a choice of the suite, which is slow as a whole."""
 
 from __future__ import annotations
 

@@ -41,11 +41,11 @@ def steps(model, prompt, budget, sinks, selection, k=3):
     engine.add_request(Request("a", prompt, GREEDY))
     forward, seen = target.forward, []
 
-    def spied(rows):
+    def spied(rows, *wanted):
         if rows[0].num_logits > 1:
             cached = target.slots.length(rows[0].sequence_id)
             seen.append((cached, entries(target, drafter, rows[0].sequence_id)))
-        return forward(rows)
+        return forward(rows, *wanted)
 
     target.forward = spied
     while engine.has_unfinished_requests:
