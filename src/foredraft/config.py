@@ -26,7 +26,7 @@ class SpeculativeConfig:
         method: ``none``, ``ngram`` (copy what followed the last words before), ``suffix`` (what followed them most
             often, here and in earlier responses), ``prediction`` (the text that a request expects), ``recycling``
             (what the target found likely behind the same tokens), ``lookahead`` (the target's own guesses ahead) or
-            ``draft_model``; a head trained on the target's hidden states (``eagle3``);
+            ``draft_model``; a head trained on the target's hidden states (``eagle3``, ``medusa``);
             or the target drafts for itself, with its first layers (``early_exit``), without some
             (``layer_skip``) or over a part of its cache (``sparse_kv``, for long texts); or several joined by ``+``,
             preferred in that order: ``ngram+draft_model``.

@@ -38,6 +38,9 @@ METHODS: dict[str, Method] = {
     "eagle3": Method(
         module="foredraft.drafters.eagle3", num_speculative_tokens=4, takes_tree_width=True, takes_model=True
     ),
+    "medusa": Method(
+        module="foredraft.drafters.medusa", num_speculative_tokens=4, takes_tree_width=True, takes_model=True
+    ),
     "early_exit": Method(module="foredraft.drafters.early_exit", num_speculative_tokens=4),
     "layer_skip": Method(module="foredraft.drafters.layer_skip", num_speculative_tokens=4),
     "sparse_kv": Method(module="foredraft.drafters.sparse_kv", num_speculative_tokens=4),

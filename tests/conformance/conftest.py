@@ -12,10 +12,12 @@ import pytest
 from foredraft import EngineConfig, SamplingParams, SpeculativeConfig
 from foredraft.drafters import Drafter, DraftRow, make_drafter
 from foredraft.heads.eagle3_format import save_eagle3
+from foredraft.heads.medusa import save_medusa
 from foredraft.methods import METHODS
 from foredraft.target.forward import TargetModel
-from foredraft.testing import MakeDrafter, RecordingDrafter, reference, trained_eagle3
+from foredraft.testing import MakeDrafter, RecordingDrafter, reference, trained_eagle3, trained_medusa
 from foredraft.testing.conformance import NUM_TOKENS, PROMPTS, conformance_models
+from foredraft.testing.distribution import three_words
 from foredraft.types import Draft
 
 LONG_DRAFTS = {"suffix_decoding_max_spec_factor": 8.0}
@@ -29,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sparse_kv_selection": "snapkv",
     },
     "eagle3-tree": {"method": "eagle3", "tree_width": 2, "tree_depth": 3},
+    "medusa-tree": {"method": "medusa", "tree_width": 2, "tree_depth": 3},
     "draft_model-tree": {"method": "draft_model", "tree_width": 2, "tree_depth": 3},
     "suffix": {"method": "suffix", **LONG_DRAFTS},
     "suffix-tree": {"method": "suffix", "tree_width": 3, **LONG_DRAFTS, "suffix_decoding_min_token_prob": 0.0},
@@ -50,7 +53,11 @@ def _save_eagle3(model: Any, folder: Path) -> None:
     save_eagle3(trained_eagle3(model), folder, {"name_or_path": "tiny", "architectures": ["LlamaForCausalLM"]})
 
 
-HEADS: dict[str, Callable[[Any, Path], object]] = {"eagle3": _save_eagle3}
+def _save_medusa(model: Any, folder: Path) -> None:
+    save_medusa(trained_medusa(model), folder, model.config.vocab_size)
+
+
+HEADS: dict[str, Callable[[Any, Path], object]] = {"eagle3": _save_eagle3, "medusa": _save_medusa}
 """Of the methods that need a head: makes one for a target and writes it to a folder."""
 
 
@@ -110,7 +117,7 @@ def headed(request: pytest.FixtureRequest) -> str:
 def from_registry(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., MakeDrafter]:
     """``from_registry(name)`` gives what the conformance suite takes; draft models and heads go through folders."""
     folders: dict[int, Path] = {}
-    heads: dict[str, Path] = {}
+    heads: dict[tuple[str, bool], Path] = {}
 
     def folder_of(model: Any) -> Path:
         if id(model) not in folders:
@@ -118,12 +125,13 @@ def from_registry(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Mak
             model.save_pretrained(folders[id(model)])
         return folders[id(model)]
 
-    def head_of(method: str) -> Path:
-        """Trained for the suite's target; to that of three words, of the same shape, it is a random one."""
-        if method not in heads:
-            heads[method] = tmp_path_factory.mktemp(method)
-            HEADS[method](conformance_models().target, heads[method])
-        return heads[method]
+    def head_of(method: str, draft_model: Any) -> Path:
+        """Trained for the target that goes with this draft model: the suite's, or that of three words."""
+        is_suite = draft_model is conformance_models().draft
+        if (method, is_suite) not in heads:
+            heads[method, is_suite] = tmp_path_factory.mktemp(method)
+            HEADS[method](conformance_models().target if is_suite else three_words(), heads[method, is_suite])
+        return heads[method, is_suite]
 
     def for_method(name: str) -> MakeDrafter:
         options = {**VARIANTS, **COMBINATIONS}[name]
@@ -132,7 +140,7 @@ def from_registry(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Mak
         def build(target: TargetModel, draft_model: Any) -> Drafter:
             model = {"model": str(folder_of(draft_model))} if "draft_model" in methods else {}
             for method in HEADS.keys() & methods:
-                model = {"model": str(head_of(method))}
+                model = {"model": str(head_of(method, draft_model))}
             speculative = SpeculativeConfig(**options, **model)
             drafter = make_drafter(speculative, EngineConfig(model="tiny", dtype="float32"), target, None)
             return Predicting(drafter) if "prediction" in methods else drafter

@@ -51,7 +51,7 @@ class HeadRunner:
         self.slots = KVSlots(shapes, target.dtype, target.device, target.max_model_len)
         cos, sin = rotary_table(layer, target.max_model_len)
         self._cos, self._sin = (table.to(target.device, target.dtype) for table in (cos, sin))
-        _pack(packed, target.native)
+        pack(packed, target.native)
         self.head = cast(RecurrentHead, packed)
         self._target = target
 
@@ -76,12 +76,12 @@ class HeadRunner:
         return back[0, : len(hidden)], normed[0, : len(hidden)]
 
 
-def _pack(module: nn.Module, native: ctypes.CDLL | None) -> None:
+def pack(module: nn.Module, native: ctypes.CDLL | None) -> None:
     """Replace a head's modules by packed ones, in place."""
     for name, child in list(module.named_children()):
         packed = _packed(child, native)
         if packed is None:
-            _pack(child, native)
+            pack(child, native)
         else:
             setattr(module, name, packed)
 

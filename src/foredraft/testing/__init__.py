@@ -19,7 +19,7 @@ from foredraft.testing.conformance import (
 from foredraft.testing.distribution import check_distribution
 from foredraft.testing.drafters import OracleDrafter, RecordingDrafter, ScriptedDrafter
 from foredraft.testing.engines import check_cache, check_caches, engine_for, run
-from foredraft.testing.heads import eagle3_config, eagle3_head, hidden_states, trained_eagle3
+from foredraft.testing.heads import eagle3_config, eagle3_head, hidden_states, trained_eagle3, trained_medusa
 from foredraft.testing.models import (
     bigram_model,
     constant_bigram,
@@ -67,4 +67,5 @@ __all__ = [
     "tiny_mamba",
     "tiny_model",
     "trained_eagle3",
+    "trained_medusa",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from foredraft.heads.eagle3 import Eagle3Config, Eagle3Head
+from foredraft.heads.medusa import MedusaConfig, MedusaHeads
 
 NUM_STEPS = 3
 
@@ -88,3 +89,34 @@ def trained_eagle3(model: Any, num_updates: int = 60, **changes: Any) -> Eagle3H
         loss.backward()
         optimizer.step()
     return head.eval().requires_grad_(False)
+
+
+def trained_medusa(model: Any, num_heads: int = 4, num_updates: int = 40) -> MedusaHeads:
+    """Heads that have learnt what a model says behind each token; they draft all tokens but the last three."""
+    size = model.config.vocab_size - 3
+    config = MedusaConfig(
+        num_heads=num_heads,
+        num_layers=1,
+        hidden_size=model.config.hidden_size,
+        draft_vocab_size=size,
+        has_token_map=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        heads = MedusaHeads(config)
+    with torch.no_grad():
+        prompts = torch.arange(model.config.vocab_size)[:, None]
+        texts = model.generate(prompts, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        states = model.model(texts).last_hidden_state
+    optimizer = torch.optim.AdamW(heads.parameters(), lr=1e-2)
+    for _ in range(num_updates):
+        loss = torch.zeros(())
+        for head in range(num_heads):
+            labels = texts[:, 2 + head :].clone()
+            labels[labels >= size] = -1
+            logits = heads(states[:, : labels.shape[1]], head)
+            loss = loss + F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return heads.eval().requires_grad_(False)

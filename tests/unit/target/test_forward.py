@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from foredraft.errors import UnsupportedModelError
+from foredraft.target.features import AFTER_NORM, HiddenStates
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow, PassShape
 from foredraft.target.segments import LONG_ROW
-from foredraft.testing import bigram_model, check_cache, last_logits, target_for, tiny_model
+from foredraft.testing import bigram_model, check_cache, hidden_states, last_logits, target_for, tiny_model
 
 TEXTS = [[(7 * i * i + 3 * i + salt) % 64 for i in range(60)] for salt in range(4)]
 
@@ -145,3 +147,25 @@ def test_logits_are_in_the_dtype_of_the_model(tiny: Any):
     with torch.inference_mode():
         exact = tiny(input_ids=torch.tensor([TEXTS[0][:9]])).logits[0]
     assert float((logits.float() - exact).norm() / exact.norm()) < 0.1
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_hidden_states_are_those_of_transformers(tiny, packed):
+    """Every numbering, in a ragged batch whose rows are not in the order of their slots; no pass more."""
+    target, prompts = target_for(tiny, packed=packed), {5: [7, 8, 9], 6: [1], 7: list(range(20, 45))}
+    layers = (AFTER_NORM, 0, 2, 1)
+    target.tap(layers)
+    for sequence in prompts:
+        target.slots.open(sequence)
+    before = target.num_passes
+    wanted = HiddenStates(layers)
+    target.forward([PassRow(sequence, prompts[sequence], 1) for sequence in (7, 5, 6)], wanted)
+    assert target.num_passes == before + 1
+    for sequence, prompt in prompts.items():
+        got = wanted.of_sequence[sequence]
+        tokens = torch.tensor([prompt])
+        before_norm = hidden_states(tiny, tokens, layers[1:])[0]
+        assert torch.allclose(got[:, 1:].flatten(1), before_norm, atol=1e-3, rtol=1e-4)
+        assert torch.allclose(got[:, 0], tiny.model(tokens).last_hidden_state[0], atol=1e-4)
+    with pytest.raises(UnsupportedModelError, match="layer 3 are wanted and .* has 2 layers"):
+        target.tap([3])

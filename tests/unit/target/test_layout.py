@@ -50,6 +50,20 @@ def test_nodes_of_a_tree_have_places_of_their_own_and_share_positions():
 
 
 @pytest.mark.parametrize("window", [None, 2])
+def test_nodes_fed_before_are_ancestors_like_others(window):
+    """A tree fed in two passes: the second one's nodes see what they would see if all were fed at once."""
+    slots, parents, tokens = slots_of(3), [-1, -1, 1, 0], [2, 3, 4, 5]
+    whole = build_layout([PassRow(0, tokens, 4, parents)], slots, NARROW)
+    rest = build_layout([PassRow(0, tokens[2:], 2, parents, num_fed=2)], slots, NARROW)
+    assert rest.positions.tolist() == [whole.positions[0, 2:].tolist()]
+    assert rest.write_index.tolist() == whole.write_index[2:].tolist()
+    assert rest.paths.tolist() == whole.paths.tolist()
+    assert rest.rows.tolist() == [[0, 2, 0, 5, 3, 0]]
+    masks = [layout.segments[0].mask(window, 1, torch.float32)[0, 0] for layout in (whole, rest)]
+    assert torch.equal(masks[0][2:], masks[1])
+
+
+@pytest.mark.parametrize("window", [None, 2])
 def test_a_node_sees_the_text_and_its_ancestors(window):
     """The mask for torch's kernels, beside a row that is a chain and shorter."""
     rows = [PassRow(0, [1, 2, 3, 4, 5], 4, [-1, -1, 1, 0]), PassRow(1, [7, 8], 1)]
