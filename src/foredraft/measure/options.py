@@ -11,6 +11,7 @@ from typing import Any
 from foredraft.config import NUMERICS, POLICIES, check_method
 from foredraft.errors import InvalidOptionError
 from foredraft.measure.workloads import check_prompt_names
+from foredraft.methods import METHODS
 
 PEERS = ("transformers",)
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -104,8 +105,8 @@ class BenchOptions:
 
 
 def needs_draft_model(method: str) -> bool:
-    """Whether a method, or a part of it, is the draft model."""
-    return "draft_model" in method.split("+")
+    """Whether a method, or a part of it, needs a draft model or a head."""
+    return any(METHODS[part].takes_model for part in method.split("+"))
 
 
 def check_choices(name: str, values: Sequence[Any], choices: tuple[str, ...]) -> None:
