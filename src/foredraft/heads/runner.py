@@ -16,7 +16,8 @@ from foredraft.heads.layers import Attend, HeadAttention, rotary_table
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow, build_layout
 from foredraft.target.packed import PackedAttention, PackedGatedMLP, PackedLinear, PackedRMSNorm
-from foredraft.target.slots import KVSlots, LayerShape
+from foredraft.target.slots import KVSlots
+from foredraft.target.storage import LayerShape
 
 
 class RecurrentHead(Protocol):

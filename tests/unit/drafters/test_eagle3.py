@@ -246,3 +246,19 @@ def test_refused_where_states_are_not_to_be_had(tiny: Any, head: Eagle3Head):
 
     with pytest.raises(IncompatibleDrafterError, match="Wanting needs hidden states of the target.*Mamba2"):
         engine_for(target_for(tiny_mamba(), packed=False), Wanting())
+
+
+def test_preempted_sequences_and_reused_prefixes(tiny: Any, head: Eagle3Head):
+    """A preempted row is fed anew and drafts as ever; one that begins on another's cache lacks states, and drafts."""
+    engine = engine_of(tiny, head)
+    request = engine.add_request(Request("a", list(PROMPTS[1]), GREEDY))
+    for _ in range(4):
+        engine.step()
+    engine.preempt("a")
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert request.output_token_ids == reference(tiny, PROMPTS[1], GREEDY).token_ids
+    assert check_chains(engine, tiny, head) > 6
+    (again,) = run(engine, [[*PROMPTS[1], 9]], GREEDY)
+    assert again.output_token_ids == reference(tiny, [*PROMPTS[1], 9], GREEDY).token_ids
+    assert again.metrics.num_drafts > 5
