@@ -10,6 +10,8 @@ from foredraft.policy.base import PlanRow, StepOutcome
 class FixedPolicy:
     """Plans as many draft tokens for every sequence as its limit allows, at most ``num_draft_tokens``."""
 
+    forecast = None
+
     def __init__(self, num_draft_tokens: int):
         self.num_draft_tokens = num_draft_tokens
 
