@@ -13,11 +13,13 @@ class Method:
         module: has ``build(speculative_config, engine_config, target, tokenizer)``, which gives the drafter.
         num_speculative_tokens: most draft tokens of a step if the user names no number.
         takes_tree_width: drafts chains, or trees if ``tree_width`` is above 1.
+        has_confidence: a draft can end at a token that the drafter finds unlikely (policy ``confidence``).
     """
 
     module: str
     num_speculative_tokens: int
     takes_tree_width: bool = False
+    has_confidence: bool = False
 
 
 METHODS: dict[str, Method] = {
@@ -28,9 +30,12 @@ METHODS: dict[str, Method] = {
     "recycling": Method(module="foredraft.drafters.recycling", num_speculative_tokens=16),
     "lookahead": Method(module="foredraft.drafters.lookahead", num_speculative_tokens=24),
     "draft_model": Method(
-        module="foredraft.drafters.load_draft_model", num_speculative_tokens=4, takes_tree_width=True
+        module="foredraft.drafters.load_draft_model",
+        num_speculative_tokens=4,
+        takes_tree_width=True,
+        has_confidence=True,
     ),
-    "early_exit": Method(module="foredraft.drafters.early_exit", num_speculative_tokens=4),
-    "layer_skip": Method(module="foredraft.drafters.layer_skip", num_speculative_tokens=4),
-    "sparse_kv": Method(module="foredraft.drafters.sparse_kv", num_speculative_tokens=4),
+    "early_exit": Method(module="foredraft.drafters.early_exit", num_speculative_tokens=4, has_confidence=True),
+    "layer_skip": Method(module="foredraft.drafters.layer_skip", num_speculative_tokens=4, has_confidence=True),
+    "sparse_kv": Method(module="foredraft.drafters.sparse_kv", num_speculative_tokens=4, has_confidence=True),
 }

@@ -103,6 +103,7 @@ class Engine:
         outside = next((t for t in request.prediction_token_ids if not 0 <= t < self.target.vocab_size), None)
         if outside is not None:
             raise RequestError(f"prediction token id {outside} is outside the vocabulary [0, {self.target.vocab_size})")
+        self._check_drafting(request)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
         stop_ids = (*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))
@@ -131,6 +132,18 @@ class Engine:
         self.sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
         return sequence
+
+    def _check_drafting(self, request: Request) -> None:
+        unknown = next((name for name in request.methods if name not in self.config.methods), None)
+        if unknown is not None:
+            raise RequestError(
+                f"methods={request.methods}: {unknown!r} is no part of this engine's method; choose among "
+                f"{', '.join(self.config.methods)}, or num_speculative_tokens=0 for no drafts"
+            )
+        if request.num_speculative_tokens is not None and request.num_speculative_tokens < 0:
+            raise RequestError(
+                f"num_speculative_tokens={request.num_speculative_tokens} is below 0; 0 opts out of drafts"
+            )
 
     def step(self) -> list[StepOutput]:
         """Run one pass and return what it delivered to each request that got tokens."""
@@ -296,4 +309,5 @@ def _draft_row(sequence: Sequence, num_draft_tokens: int) -> DraftRow:
         sequence.rule,
         sequence.sampling_row,
         sequence.request.prediction_token_ids,
+        sequence.request.methods,
     )

@@ -73,7 +73,7 @@ class LLM:
             max_kv_bytes=self._max_kv_bytes,
             enable_prefix_caching=contract == TOKEN_IDENTICAL if caching is None else caching,
             contract=contract,
-            policy=make_policy(speculative_config, self._target, self.loaded.fingerprint, self.config),
+            policy=make_policy(speculative_config, drafter, self._target, self.loaded.fingerprint, self.config),
         )
 
     def generate(

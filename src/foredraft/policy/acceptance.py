@@ -22,12 +22,14 @@ from foredraft.policy.filters import Floats
 
 NUM_UNITS = 64
 """Draft tokens told apart: as many as a draft may have."""
-DECAY = 0.9
+DECAY = 0.95
 """Of a sequence's counts, each time it had a draft."""
+IDLE_DECAY = 0.98
+"""Of a sequence's counts, each step that it had none: it is tried again in the end, if its route is worth it."""
 ROUTE_DECAY = 0.995
-ROUTE_TRIALS = 6.0
+ROUTE_TRIALS = 10.0
 """Weight of the route's rate among a sequence's own trials."""
-FIRST_RATE, FIRST_FOUND, FIRST_TRIALS = 0.7, 0.9, 4.0
+FIRST_RATE, FIRST_FOUND, FIRST_TRIALS = 0.8, 0.9, 4.0
 """What is supposed of a route that nothing is known of: that it is worth a try."""
 TREE_FALL = 0.8
 """What is supposed of the next node of a tree, as a share of the one before."""
@@ -46,11 +48,13 @@ class AcceptanceBook:
 
     def __init__(self, *, trees: bool = False):
         self._trees = trees
-        self._profile: Floats = (TREE_FALL if trees else 1.0) ** np.arange(NUM_UNITS)
+        self._profile: Floats = TREE_FALL ** np.arange(NUM_UNITS)
         self._sequences, self._routes = _Table(), _Table()
 
     def observe(self, rows: Sequence[RowOutcome]) -> None:
-        """Drafts were judged; a row for which none was planned tells nothing."""
+        """Drafts were judged; what is known of a row for which none was planned gets old."""
+        idle = self._sequences.known([row.sequence_id for row in rows if not row.planned])
+        self._sequences.counts[idle] *= IDLE_DECAY
         rows = [row for row in rows if row.planned]
         if not rows:
             return
@@ -70,9 +74,8 @@ class AcceptanceBook:
         """``[B, num_units]`` each: the chance that an n-th draft token is accepted, and that it is there at all."""
         shared = self._routes.of([row.route for row in rows], num_units)
         own = self._sequences.of([row.sequence_id for row in rows], num_units)
-        profile = self._profile[:num_units]
-        accepted = _rates(shared, own, JUDGED, ACCEPTED, FIRST_RATE, profile)
-        found = np.cumprod(_rates(shared, own, ASKED, FOUND, FIRST_FOUND, np.ones(num_units)), axis=1)
+        accepted = _rates(shared, own, JUDGED, ACCEPTED, FIRST_RATE, self._profile[:num_units] if self._trees else None)
+        found = np.cumprod(_rates(shared, own, ASKED, FOUND, FIRST_FOUND, None), axis=1)
         accumulated = np.minimum.accumulate(accepted, axis=1) if self._trees else np.cumprod(accepted, axis=1)
         return np.minimum(accumulated, found), found
 
@@ -102,11 +105,18 @@ class AcceptanceBook:
         return new
 
 
-def _rates(shared: Floats, own: Floats, trials: int, hits: int, first: float, profile: Floats) -> Floats:
-    """Hits over trials by unit: a sequence's with its route's as prior, and that one's with the rate of all units."""
-    weights = shared[:, trials] @ profile + FIRST_TRIALS
-    level = (shared[:, hits].sum(axis=1) + FIRST_TRIALS * first) / weights
-    prior = np.minimum(1.0, level[:, None] * profile)
+def _rates(shared: Floats, own: Floats, trials: int, hits: int, first: float, profile: Floats | None) -> Floats:
+    """Hits over trials by unit: a sequence's with its route's as prior, and that one's with the rate of other units.
+
+    Args:
+        profile: what is supposed of each unit relative to the first; None for rates that are alike but for the first
+            unit, which says whether anything was found.
+    """
+    prior = np.full_like(shared[:, hits], first)
+    pooled = 0 if profile is not None else 1
+    weights = shared[:, trials, pooled:] if profile is None else shared[:, trials] * profile
+    level = (shared[:, hits, pooled:].sum(axis=1) + FIRST_TRIALS * first) / (weights.sum(axis=1) + FIRST_TRIALS)
+    prior[:, pooled:] = level[:, None] if profile is None else np.minimum(1.0, level[:, None] * profile)
     route = (shared[:, hits] + FIRST_TRIALS * prior) / (shared[:, trials] + FIRST_TRIALS)
     rates: Floats = (own[:, hits] + ROUTE_TRIALS * route) / (own[:, trials] + ROUTE_TRIALS)
     return rates
@@ -130,6 +140,10 @@ class _Table:
                     self._free = list(range(size, 2 * size))
                 self._places[name] = self._free.pop()
         return np.array([self._places[name] for name in names])
+
+    def known(self, names: Sequence[int | str]) -> list[int]:
+        """The places of those of the names that have one."""
+        return [self._places[name] for name in names if name in self._places]
 
     def of(self, names: Sequence[int | str], num_units: int) -> Floats:
         """The counts of each name, zeros for one that is not known."""

@@ -141,6 +141,11 @@ class StepCost:
         self._draft = LinearCost([known.once_s, known.step_s, known.token_s], [1e-4, 2e-5, 1e-5])
         self._rest = LinearCost([5e-4, 2e-5], [5e-4, 2e-5])  # verification and host: a step, a row of logits
 
+    @property
+    def draft_seconds(self) -> Floats:
+        """Current estimates of ``once_s``, ``step_s`` and ``token_s``."""
+        return self._draft.seconds
+
     def seconds(
         self,
         num_rows: int,
