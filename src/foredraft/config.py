@@ -145,10 +145,12 @@ class SpeculativeConfig:
                 f"assistant_confidence_threshold={threshold} is outside [0, 1]; 0 never ends a draft early"
             )
         able = [name for name, method in METHODS.items() if method.has_confidence]
-        if self.policy == "confidence" and (self.tree_width > 1 or not set(able) & set(self.methods)):
+        fits = set(able) & set(self.methods) and self.tree_width == 1 and not self.use_heterogeneous_vocab
+        if self.policy == "confidence" and not fits:
             raise InvalidOptionError(
-                f"policy 'confidence' has no effect with method {self.method!r} and tree_width={self.tree_width}; "
-                f"it goes with chains of {', '.join(able)}"
+                f"policy 'confidence' has no effect with method {self.method!r}, tree_width={self.tree_width} and "
+                f"use_heterogeneous_vocab={self.use_heterogeneous_vocab}; it goes with chains of {', '.join(able)} in "
+                "the target's vocabulary"
             )
 
     def _check_trees(self) -> None:

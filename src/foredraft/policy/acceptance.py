@@ -76,8 +76,7 @@ class AcceptanceBook:
         own = self._sequences.of([row.sequence_id for row in rows], num_units)
         accepted = _rates(shared, own, JUDGED, ACCEPTED, FIRST_RATE, self._profile[:num_units] if self._trees else None)
         found = np.cumprod(_rates(shared, own, ASKED, FOUND, FIRST_FOUND, None), axis=1)
-        accumulated = np.minimum.accumulate(accepted, axis=1) if self._trees else np.cumprod(accepted, axis=1)
-        return np.minimum(accumulated, found), found
+        return np.minimum(accepted if self._trees else np.cumprod(accepted, axis=1), found), found
 
     def survival(self, sequence_id: int, route: str, length: int) -> list[float]:
         """Chance that draft tokens 1 .. ``length`` of one sequence are accepted."""
@@ -109,14 +108,19 @@ def _rates(shared: Floats, own: Floats, trials: int, hits: int, first: float, pr
     """Hits over trials by unit: a sequence's with its route's as prior, and that one's with the rate of other units.
 
     Args:
-        profile: what is supposed of each unit relative to the first; None for rates that are alike but for the first
-            unit, which says whether anything was found.
+        profile: what is supposed of each unit of a tree relative to the first, besides that it is nearly as good as the
+            one before; None for rates that are alike but for the first unit, which says whether anything was found.
     """
     prior = np.full_like(shared[:, hits], first)
     pooled = 0 if profile is not None else 1
     weights = shared[:, trials, pooled:] if profile is None else shared[:, trials] * profile
     level = (shared[:, hits, pooled:].sum(axis=1) + FIRST_TRIALS * first) / (weights.sum(axis=1) + FIRST_TRIALS)
-    prior[:, pooled:] = level[:, None] if profile is None else np.minimum(1.0, level[:, None] * profile)
+    if profile is None:
+        prior[:, 1:] = level[:, None]
+    else:
+        prior = np.minimum(1.0, level[:, None] * profile)
+        raw = (shared[:, hits] + FIRST_TRIALS * prior) / (shared[:, trials] + FIRST_TRIALS)
+        prior[:, 1:] = np.maximum(prior[:, 1:], TREE_FALL * raw[:, :-1])
     route = (shared[:, hits] + FIRST_TRIALS * prior) / (shared[:, trials] + FIRST_TRIALS)
     rates: Floats = (own[:, hits] + ROUTE_TRIALS * route) / (own[:, trials] + ROUTE_TRIALS)
     return rates

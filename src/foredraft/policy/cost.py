@@ -122,7 +122,7 @@ class PassCost:
         for knot, share in ((at - 1, 1.0 - right), (at, right)):
             inner = min(knot, len(self._knots) - 2)  # the point far behind moves with the last one
             weights[1 + inner] += share * speed * self._points[knot] / predicted
-        self._filter.update(weights, float(np.log(max(seconds, 1e-9) / predicted)), NOISE)
+        self._filter.update(weights, float(np.log(max(seconds, 1e-9) / predicted)), NOISE, at)
         shape = np.exp(self._filter.mean[1:])
         self._points = self._measured * np.append(shape, shape[-1])
 

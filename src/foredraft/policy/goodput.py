@@ -6,7 +6,8 @@ them is where
 
     (rows + sum of chances of acceptance) / (draft + pass + overhead)
 
-is highest (goodput as in SmartSpec, Liu et al., 2406.14066; there with one length for all rows).
+is highest (goodput as in SmartSpec, Liu et al., 2406.14066; there with one length for all rows). Seconds that prompts in
+the same pass take whatever is drafted are left out: they are not the drafts' to earn.
 
 Two things are not seen by doing always what seems best, and are looked at now and then, with back-off. Where a route
 gets no drafts, a row of it is given one token, as often as one per cent of the time pays for; half as often after each
@@ -46,11 +47,15 @@ class _Probe:
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """Plans of growing size: arrays ``[1 + tokens]``, the first for no drafts; ``rows`` says whose token each adds."""
+    """Plans of growing size: arrays ``[1 + tokens]``, the first for no drafts; ``rows`` says whose token each adds.
+
+    ``prompts_s`` is what the prompts of the pass add to all of them.
+    """
 
     rows: NDArray[np.int64]
     emitted: Floats
     seconds: Floats
+    prompts_s: float
 
 
 class GoodputPolicy:
@@ -74,7 +79,7 @@ class GoodputPolicy:
         if not limit:
             return [0] * len(rows)
         options = self._options(rows, limit, num_other_tokens)
-        best = int(np.argmax(options.emitted / options.seconds))
+        best = int(np.argmax(options.emitted / (options.seconds - options.prompts_s)))
         if best and self._since_plain >= self._gap and not num_other_tokens:
             best = 0
         else:
@@ -112,15 +117,15 @@ class GoodputPolicy:
         whose, unit = whose[order], unit[order]
         drafted = found[whose, unit]
         num_keys = int(contexts.sum())
-        seconds = self.cost.seconds(
-            len(rows),
-            _sums(drafted),
-            np.concatenate([[0.0], np.maximum.accumulate(unit + 1.0)]),
-            num_keys + _sums(drafted * contexts[whose]),
-            num_keys,
-            num_other_tokens,
-        )
-        return _Options(whose, len(rows) + _sums(chances[whose, unit]), seconds)
+        longest = np.concatenate([[0.0], np.maximum.accumulate(unit + 1.0)])
+        pairs = num_keys + _sums(drafted * contexts[whose])
+        drafted = _sums(drafted)
+        seconds = self.cost.seconds(len(rows), drafted, longest, pairs, num_keys, num_other_tokens)
+        prompts_s = 0.0
+        if num_other_tokens:
+            alone = self.cost.seconds(len(rows), drafted[:1], longest[:1], pairs[:1], num_keys, 0)
+            prompts_s = float(seconds[0] - alone[0])
+        return _Options(whose, len(rows) + _sums(chances[whose, unit]), seconds, prompts_s)
 
     def _compare(self, step: StepOutcome) -> None:
         """A step was made without drafts where drafts seemed best."""
