@@ -17,6 +17,8 @@ from foredraft.engine.delivery import deliver
 from foredraft.engine.detokenize import Detokenizer
 from foredraft.engine.memory import CacheMemory
 from foredraft.engine.scheduler import Schedule, ScheduledRow, Scheduler, trim
+from foredraft.engine.metrics import EngineMetrics, MetricsSnapshot
+from foredraft.engine.scheduler import ScheduledRow, Scheduler
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.verifier import Verifier, rule_for
 from foredraft.errors import IncompatibleDrafterError, RequestError
@@ -78,6 +80,7 @@ class Engine:
         self.scheduler: Scheduler[Sequence] = Scheduler(max_num_seqs, max_num_batched_tokens, self.memory)
         self.sequences: dict[str, Sequence] = {}
         self.watchers: list[Watcher] = []
+        self._metrics = EngineMetrics()
         self._ids = itertools.count()
 
     def add_request(self, request: Request) -> Sequence:
@@ -170,9 +173,16 @@ class Engine:
             self.drafter.observe(sequence.sequence_id, sequence.token_ids)
         seconds = StepSeconds.between(started, planned, drafted, passed, verified, time.perf_counter())
         share_seconds(rows, seconds)
-        self.policy.observe(step_outcome(rows, plan, draft, verdicts, seconds))
+        outcome = step_outcome(rows, plan, draft, verdicts, seconds)
+        self.policy.observe(outcome)
+        self._metrics.observe(outcome, self.policy.forecast)
         self._retire(complete)
         return outputs
+
+    @property
+    def metrics(self) -> MetricsSnapshot:
+        """What was done so far, of all requests."""
+        return self._metrics.snapshot((s.request.route, s.metrics) for s in self.sequences.values())
 
     def abort(self, request_id: str) -> None:
         """End a request now; what it has emitted so far stays with its sequence."""
@@ -275,6 +285,11 @@ class Engine:
         self.drafter.forget(sequence.sequence_id)
         self.policy.forget(sequence.sequence_id)
         self.memory.close(sequence)
+                self._metrics.end(sequence.request.route, sequence.metrics)
+                self.drafter.forget(sequence.sequence_id)
+                self.policy.forget(sequence.sequence_id)
+                if sequence.sequence_id in self.target.slots:
+                    self.target.slots.close(sequence.sequence_id)
 
 
 def _plan_row(sequence: Sequence) -> PlanRow:
