@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.lab.adaptive import adaptive_law
 from foredraft.lab.enumeration import Instance, continuations, random_instance
 from foredraft.policy import (
@@ -25,7 +26,6 @@ from foredraft.policy import (
     TiersPolicy,
 )
 from foredraft.testing import engine_for, noisy_copy, reference, run, target_for, tiny_model
-from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.types import SamplingParams
 
 LENGTH, LIMIT = 4, 3

@@ -123,7 +123,8 @@ class EngineMetrics:
     def snapshot(self, running: Iterable[tuple[str, RequestMetrics]]) -> MetricsSnapshot:
         """All so far, with the routes and metrics of the requests that are running."""
         parts: Sequence[tuple[str, RequestMetrics]] = list(running)
-        total, routes = RequestMetrics(), {}
+        total = RequestMetrics()
+        routes: dict[str, RequestMetrics] = {}
         for route, metrics in (*self._ended.items(), *parts):
             add_metrics(routes.setdefault(route, RequestMetrics()), metrics)
             add_metrics(total, metrics)

@@ -1,4 +1,4 @@
-"""Measures what a pass of the target costs, by rows, tokens of a row and context, and makes the policy that needs it."""
+"""Measures what a pass of the target costs, by rows, tokens and context, and makes the policy that needs it."""
 
 from __future__ import annotations
 

@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
-from foredraft.config import SpeculativeConfig
 from foredraft.engine import Engine
 from foredraft.engine.llm import LLM
 from foredraft.engine.profile import PassSample, fit_table, settle_pass_samples
 from foredraft.measure import machine
 from foredraft.measure.tables import Grid, Section, method_name
-from foredraft.policy import PassTable, PlanRow, StepOutcome
+from foredraft.policy import Forecast, PassTable, PlanRow, StepOutcome
 from foredraft.types import Request, SamplingParams
 
-BATCHES, LENGTHS = (1, 4, 16), (1, 2, 4, 8)
+BATCHES, LENGTHS = (1, 8, 32), (0, 1, 4)
 STEPS = 6
 PROMPT = tuple(range(1, 17)) * 4
-"""Repeats itself, so that copying drafters find something."""
+"""The output is kept to its tokens, so that copying drafters find something."""
 
 Tell = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """Median seconds of the parts of a step that drafts ``num_draft_tokens`` for each of ``batch_size`` rows.
+    """Median seconds of the parts of a step that asks for ``num_draft_tokens`` for each of ``batch_size`` rows.
+
+    It gets ``num_drafted`` in all, on average.
 
     The first step of a request is not among them: it takes the prompt in.
     """
 
     batch_size: int
     num_draft_tokens: int
+    num_drafted: float
     draft_s: float
     target_s: float
     verify_s: float
@@ -78,7 +80,7 @@ def measure_profile(llm: LLM, *, refresh: bool, threads: int, tell: Tell = lambd
         target, llm.loaded.fingerprint, llm.config, refresh=refresh, tell=lambda done: tell(label, 0.5 * done)
     )
     most = llm.speculative_config.max_draft_tokens
-    lengths = [k for k in (0, *LENGTHS) if k <= most]
+    lengths = sorted({k for k in LENGTHS if k < most} | {most})
     room = (target.max_model_len - len(PROMPT)) // (max(lengths) + 1)
     cases = [(batch, k) for batch in BATCHES if batch <= llm.config.max_num_seqs for k in lengths]
     steps = []
@@ -103,7 +105,7 @@ def measure_steps(engine: Engine, batch_size: int, num_draft_tokens: int, num_st
     policy, engine.policy = engine.policy, watcher
     names = [f"profile-{i}" for i in range(batch_size)]
     prompt = [token % engine.target.vocab_size for token in PROMPT]
-    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True, allowed_token_ids=tuple(set(prompt)))
     try:
         for name in names:
             engine.add_request(Request(name, prompt, params))
@@ -115,13 +117,15 @@ def measure_steps(engine: Engine, batch_size: int, num_draft_tokens: int, num_st
         engine.policy = policy
     seen = watcher.seen[1:] or watcher.seen
     parts = ("draft_s", "target_s", "verify_s", "host_s")
-    return StepSample(batch_size, num_draft_tokens, *(median(getattr(step, part) for step in seen) for part in parts))
+    drafted = mean(sum(row.num_draft_tokens for row in step.rows) for step in seen)
+    seconds = (median(getattr(step, part) for step in seen) for part in parts)
+    return StepSample(batch_size, num_draft_tokens, drafted, *seconds)
 
 
 class _Watcher:
     """A policy of one length that keeps the outcomes of steps in which all rows decode."""
 
-    forecast = None
+    forecast: Forecast | None = None
 
     def __init__(self, num_draft_tokens: int):
         self._length = num_draft_tokens
@@ -155,6 +159,7 @@ def profile_grids(profile: Profile) -> list[Grid]:
         [
             str(step.batch_size),
             str(step.num_draft_tokens),
+            f"{step.num_drafted:.1f}",
             *(f"{1e3 * getattr(step, part):.2f}" for part in ("draft_s", "target_s", "verify_s", "host_s")),
             f"{step.host_share:.1%}",
             f"{profile.draft_cost(step):.3f}" if step.num_draft_tokens else "",
@@ -166,16 +171,17 @@ def profile_grids(profile: Profile) -> list[Grid]:
             "A pass of the target, ms",
             ["rows", "tokens each", "context", "measured", "fitted", "error"],
             0,
-            f"A pass of up to {profile.table.free_tokens} tokens costs at most a tenth more than one of a single token; "
-            f"a further row {1e6 * profile.table.row_s:.0f} us, 1,000 keys of a row {1e9 * profile.table.key_s:.0f} us, "
-            f"and for each further token {1e9 * profile.table.pair_s:.0f} us.",
+            f"A pass of up to {profile.table.free_tokens} tokens costs at most a tenth more than one of a single "
+            f"token. A further row costs {1e6 * profile.table.row_s:.0f} us, a thousand keys of a row "
+            f"{1e6 * profile.table.key_s:.2f} ms, and for each further token {1e6 * profile.table.pair_s:.2f} ms.",
             [Section("", passes)],
         ),
         Grid(
             f"A step with drafts: {method_name(profile.method)}, ms",
-            ["rows", "draft tokens each", "draft", "target", "verify", "host", "host share", "c"],
+            ["rows", "asked each", "drafted", "draft", "target", "verify", "host", "host share", "c"],
             0,
-            "host: scheduling, policy, delivery. c: a draft token of all rows over a pass of one token.",
+            "drafted: tokens of all rows. host: scheduling, delivery. c: time of drafting over draft tokens asked for "
+            "each row, in passes of one token. The output is kept to 16 tokens, so that there is something to copy.",
             [Section("", steps)],
         ),
     ]

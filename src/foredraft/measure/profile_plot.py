@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from foredraft.engine.profile import PassSample
 from foredraft.lab.plots import BLUE, GREEN, GREY, ORANGE, save
 from foredraft.measure.profile import Profile
 
@@ -33,7 +35,7 @@ def _draw_passes(axes: Axes, profile: Profile) -> None:
     context = min(sample.context_len for sample in profile.samples)
     fitted = [1e3 * table.pass_s(1, int(n), context, int(n) * context) for n in tokens]
     axes.plot(tokens, fitted, color=BLUE, label="fitted, one row")
-    groups = {
+    groups: dict[str, tuple[str, str, Callable[[PassSample], bool]]] = {
         "one row": (GREY, "o", lambda s: s.num_rows == 1 and s.context_len == context),
         "several rows": (GREEN, "s", lambda s: s.num_rows > 1 and s.context_len == context),
         "long context": (ORANGE, "^", lambda s: s.context_len > context),
@@ -54,7 +56,7 @@ def _draw_steps(axes: Axes, profile: Profile) -> None:
         widths = np.array([1e3 * getattr(step, f"{part}_s") for step in profile.steps])
         axes.barh(names, widths, left=left, color=color, label=part)
         left += widths
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     axes.set(title=f"A step: {profile.method}", xlabel="ms", ylabel="rows x draft tokens each")
     axes.legend()

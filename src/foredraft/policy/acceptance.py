@@ -48,7 +48,7 @@ class AcceptanceBook:
 
     def __init__(self, *, trees: bool = False):
         self._trees = trees
-        self._profile: Floats = TREE_FALL ** np.arange(NUM_UNITS)
+        self._profile: Floats = np.power(TREE_FALL, np.arange(NUM_UNITS, dtype=np.float64))
         self._sequences, self._routes = _Table(), _Table()
 
     def observe(self, rows: Sequence[RowOutcome]) -> None:
@@ -75,8 +75,9 @@ class AcceptanceBook:
         shared = self._routes.of([row.route for row in rows], num_units)
         own = self._sequences.of([row.sequence_id for row in rows], num_units)
         accepted = _rates(shared, own, JUDGED, ACCEPTED, FIRST_RATE, self._profile[:num_units] if self._trees else None)
-        found = np.cumprod(_rates(shared, own, ASKED, FOUND, FIRST_FOUND, None), axis=1)
-        return np.minimum(accepted if self._trees else np.cumprod(accepted, axis=1), found), found
+        found = _running(_rates(shared, own, ASKED, FOUND, FIRST_FOUND, None))
+        chances = accepted if self._trees else _running(accepted)
+        return np.minimum(chances, found), found
 
     def survival(self, sequence_id: int, route: str, length: int) -> list[float]:
         """Chance that draft tokens 1 .. ``length`` of one sequence are accepted."""
@@ -124,6 +125,12 @@ def _rates(shared: Floats, own: Floats, trials: int, hits: int, first: float, pr
     route = (shared[:, hits] + FIRST_TRIALS * prior) / (shared[:, trials] + FIRST_TRIALS)
     rates: Floats = (own[:, hits] + ROUTE_TRIALS * route) / (own[:, trials] + ROUTE_TRIALS)
     return rates
+
+
+def _running(rates: Floats) -> Floats:
+    """Products of the first 1, 2, 3, ... rates of each row."""
+    products: Floats = np.multiply.accumulate(rates, axis=1)
+    return products
 
 
 class _Table:

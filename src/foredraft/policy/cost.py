@@ -9,8 +9,8 @@ where pass(M) is flat while the weights are the bottleneck and rises with M afte
 moment, which is the same for all passes and changes quickly (a neighbour's load), and the shape of the table, which
 changes slowly, neighbouring sizes together. Single slow steps move neither (see ``filters``).
 
-Drafting takes ``once_s + step_s * (longest draft) + token_s * (all draft tokens)``: a drafter that runs a model for every
-token pays the second, heads that draft all at once the first, and one that copies next to nothing.
+Drafting takes ``once_s + step_s * (longest draft) + token_s * (all draft tokens)``: a drafter that runs a model for
+every token pays the second, heads that draft all at once the first, and one that copies next to nothing.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Draft lengths that maximise expected emitted tokens per second, for the whole batch at once, 0 included.
 
-The next draft token of any row adds its chance of acceptance to what is emitted, and its chance of being there at all to
-the tokens of the pass. Taken in the order of falling worth (acceptance of a token that is there), the best number of
+The next draft token of any row adds its chance of acceptance to what is emitted, and its chance of being there at all
+to the tokens of the pass. Taken in the order of falling worth (acceptance of a token that is there), the best number of
 them is where
 
     (rows + sum of chances of acceptance) / (draft + pass + overhead)
 
-is highest (goodput as in SmartSpec, Liu et al., 2406.14066; there with one length for all rows). Seconds that prompts in
-the same pass take whatever is drafted are left out: they are not the drafts' to earn.
+is highest (goodput as in SmartSpec, Liu et al., 2406.14066; there with one length for all rows). Seconds that prompts
+in the same pass take whatever is drafted are left out: they are not the drafts' to earn.
 
 Two things are not seen by doing always what seems best, and are looked at now and then, with back-off. Where a route
 gets no drafts, a row of it is given one token, as often as one per cent of the time pays for; half as often after each

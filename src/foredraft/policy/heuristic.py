@@ -1,17 +1,17 @@
-"""transformers' rule, ``num_assistant_tokens_schedule="heuristic"``: two more after a draft that was accepted as a whole,
-one less after any other. For comparison; each sequence for itself, as there."""
+"""transformers' rule, ``num_assistant_tokens_schedule="heuristic"``: two more after a draft that was accepted as a
+whole, one less after any other. For comparison; each sequence for itself, as there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foredraft.policy.base import PlanRow, StepOutcome
+from foredraft.policy.base import Forecast, PlanRow, StepOutcome
 
 
 class HeuristicPolicy:
     """Begins with ``num_draft_tokens``, which is also the most; the least is 1."""
 
-    forecast = None
+    forecast: Forecast | None = None
 
     def __init__(self, num_draft_tokens: int):
         self.num_draft_tokens = num_draft_tokens

@@ -1,5 +1,5 @@
-"""The stopping rule of SpecDec++ (Huang et al., 2405.19715, section 3): a draft ends with the token behind which the chance
-that at least one of its tokens is rejected exceeds a threshold. For comparison.
+"""The stopping rule of SpecDec++ (Huang et al., 2405.19715): a draft ends with the token behind which the chance that
+at least one of its tokens is rejected exceeds a threshold. For comparison.
 
 The paper predicts the chance from the draft model's state with a trained head; here it is predicted from what became
 of earlier drafts.
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foredraft.policy.acceptance import AcceptanceBook
-from foredraft.policy.base import PlanRow, StepOutcome
+from foredraft.policy.base import Forecast, PlanRow, StepOutcome
 
-THRESHOLD = 0.7
+THRESHOLD = 0.3
 """Highest chance of a rejection with which a draft goes on."""
 
 
@@ -20,10 +20,10 @@ class SpecDecPolicy:
     """Ends each draft as soon as a rejection in it has become likely; never drafts nothing.
 
     Args:
-        trees: drafts may branch; lengths are then numbers of nodes, and the rule asks for a node that is likely accepted.
+        trees: drafts may branch; lengths are then numbers of nodes, each of which must be likely to be accepted.
     """
 
-    forecast = None
+    forecast: Forecast | None = None
 
     def __init__(self, *, trees: bool = False) -> None:
         self.acceptance = AcceptanceBook(trees=trees)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from foredraft.policy.base import PlanRow, StepOutcome
+from foredraft.policy.base import Forecast, PlanRow, StepOutcome
 
 TIERS = (1, 3, 7)
 WEIGHT = 0.2
@@ -24,10 +24,11 @@ class TiersPolicy:
         num_draft_tokens: no tier above it is used, and it is the highest one itself if it is below the last.
     """
 
-    forecast = None
+    forecast: Forecast | None = None
 
     def __init__(self, num_draft_tokens: int):
-        self.tiers = [tier for tier in TIERS if tier < num_draft_tokens] + [min(TIERS[-1], num_draft_tokens)]
+        last = min(TIERS[-1], num_draft_tokens)
+        self.tiers = [*(tier for tier in TIERS if tier < last), last]
         self._at = len(self.tiers) // 2
         self._average, self._steps = float(self.tiers[self._at]), 0
 

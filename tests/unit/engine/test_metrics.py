@@ -72,9 +72,7 @@ def test_goodput_with_and_without_speculation():
 
 def test_the_controllers_forecasts_reach_the_metrics():
     table = PassTable((1, 64), (0.001, 0.01), 0.0, 0.0)
-    engine = engine_for(
-        tiny_model(3, context=0.01), NGramDrafter(1, 4), policy=GoodputPolicy(StepCost(table))
-    )
+    engine = engine_for(tiny_model(3, context=0.01), NGramDrafter(1, 4), policy=GoodputPolicy(StepCost(table)))
     engine.add_request(Request("a", [7, 8, 9, 10, 7, 8, 9], GREEDY))
     while engine.has_unfinished_requests:
         engine.step()

@@ -68,7 +68,7 @@ def test_a_step_without_a_plan_tells_nothing_but_makes_old():
 
 
 def test_a_draft_that_comes_back_empty_counts_as_no_gain_and_no_cost():
-    """A match every third step, then four tokens, all accepted: expected are a third of each, and a third of the cost."""
+    """A match every third step, then four tokens, all accepted: a third of each is expected, at a third of the cost."""
     book = AcceptanceBook()
     for i in range(300):
         book.observe([chain(1, 0 if i % 3 else 4, 0 if i % 3 else 4, planned=4)])

@@ -158,9 +158,7 @@ def tree_step(policy: GoodputPolicy, worth: list[float], step: int) -> int:
     path = [n for n in range(planned) if step % round(1 / worth[n]) == 0]
     target_s = TABLE.pass_s(1, 1 + planned, CONTEXT, CONTEXT * (1 + planned))
     row = RowOutcome(0, "a", planned, planned, path)
-    policy.observe(
-        StepOutcome([row], 1, 1 + planned, CONTEXT, CONTEXT * (1 + planned), 0.0, target_s, 2e-4, 2e-4)
-    )
+    policy.observe(StepOutcome([row], 1, 1 + planned, CONTEXT, CONTEXT * (1 + planned), 0.0, target_s, 2e-4, 2e-4))
     return planned
 
 
