@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from foredraft.engine.profile import PassSample
 from foredraft.lab.plots import BLUE, GREEN, GREY, ORANGE, save
@@ -43,8 +44,9 @@ def _draw_passes(axes: Axes, profile: Profile) -> None:
     for name, (color, marker, chosen) in groups.items():
         points = [(s.total_tokens, 1e3 * s.seconds) for s in profile.samples if chosen(s)]
         axes.plot(*zip(*points, strict=True), marker, color=color, ls="", label=name)
-    axes.axvline(table.free_tokens, color=GREY, ls=":", label=f"no longer free: {table.free_tokens} tokens")
+    axes.axvline(table.free_tokens, color=GREY, ls=":", label=f"free up to {table.free_tokens} tokens")
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set(title="A pass of the target", xlabel="tokens of the pass", ylabel="ms", ylim=(0, None))
     axes.legend()
 

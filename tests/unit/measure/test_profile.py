@@ -64,7 +64,7 @@ def test_the_command_shows_tables_a_picture_and_one_document(folder, tmp_path):
     assert document["method"] == "ngram"
     assert document["table"]["num_tokens"][0] == 1
     assert len(document["passes"]) > 15
-    assert "no longer free" in picture.read_text()
+    assert "free up to" in picture.read_text()
     refused = runner.invoke(app, ["profile", str(folder), "--plot", str(tmp_path / "profile.abc")])
     assert refused.exit_code == 2
     assert "cannot plot to 'profile.abc'" in refused.stderr
