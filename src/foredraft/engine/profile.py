@@ -32,7 +32,9 @@ NUM_TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 BATCHES = ((4, 1), (4, 4), (14, 1), (14, 4), (14, 8))
 """Rows and tokens of each, behind a short context."""
 LONG_ROWS, LONG_TOKENS = (1, 2), (1, 8)
-REPEATS = 5
+REPEATS, FEWEST = 5, 2
+BUDGET_S = 10.0
+"""After so many seconds no further round begins, but for the fewest."""
 SHORT, LONG = 16, 1024
 
 
@@ -114,7 +116,7 @@ def measure_pass_samples(
 
     Args:
         tell: called with the fraction that is done.
-        repeats: rounds, after one to warm up.
+        repeats: rounds, after one to warm up; fewer for a large model, which shall not take minutes.
     """
     room = target.max_model_len
     short = min(SHORT, room // 4)
@@ -130,7 +132,11 @@ def measure_pass_samples(
     try:
         for sequence in (*near, *far):
             target.prefill(sequence, [1] * (short if sequence in near else long))
+        started = time.perf_counter()
         for repeat in range(repeats + 1):
+            if repeat > FEWEST and time.perf_counter() - started > BUDGET_S:
+                tell(1.0)
+                break
             for (sequences, n, _), found in zip(cases, times, strict=True):
                 rows = [PassRow(sequence, [1] * n, n) for sequence in sequences]
                 began = time.perf_counter()

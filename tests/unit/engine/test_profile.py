@@ -45,6 +45,13 @@ def test_samples_cover_rows_tokens_and_context_and_leave_the_model_as_it_was(mod
     assert min(table.key_s, table.pair_s, table.row_s) >= 0
 
 
+def test_a_slow_model_gets_fewer_rounds(model, monkeypatch):
+    monkeypatch.setattr("foredraft.engine.profile.BUDGET_S", 0.0)
+    told = []
+    measure_pass_samples(target_for(model, max_model_len=100), told.append, repeats=5)
+    assert told == pytest.approx([1 / 6, 2 / 6, 3 / 6, 1.0])
+
+
 def test_the_fit_finds_what_a_row_a_key_and_a_token_cost():
     sizes = [(1, n, 17) for n in NUM_TOKENS] + [(rows, n, 17) for rows, n in BATCHES]
     sizes += [(rows, n, 1025) for rows, n in itertools.product((1, 2), (1, 8))]

@@ -22,7 +22,8 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_steps_are_measured_with_real_drafts_and_leave_the_engine_as_it_was(folder, tmp_path):
+def test_steps_are_measured_with_real_drafts_and_leave_the_engine_as_it_was(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("foredraft.measure.profile.BATCHES", (1, 4))
     with LLM(str(folder), speculative_config={"method": "ngram"}, cache_dir=str(tmp_path)) as llm:
         policy = llm.engine.policy
         found = measure_steps(llm.engine, 3, 4, 5)
@@ -36,7 +37,7 @@ def test_steps_are_measured_with_real_drafts_and_leave_the_engine_as_it_was(fold
         profile = measure_profile(llm, refresh=False, threads=1, tell=lambda label, done: told.append(done))
         assert told == sorted(told)
         assert {step.num_draft_tokens for step in profile.steps} == {0, 1, 4, 7}
-        assert {step.batch_size for step in profile.steps} == {1, 8, 32}
+        assert {step.batch_size for step in profile.steps} == {1, 4}
         kept = settle_pass_samples(llm.engine.target, llm.loaded.fingerprint, llm.config)
         assert kept == profile.samples, "the passes are kept"
 
@@ -52,16 +53,20 @@ def test_the_draft_cost_is_relative_to_a_pass():
     assert document["free_tokens"] == 1
 
 
-def test_the_command_shows_tables_a_picture_and_one_document(folder, tmp_path):
+def test_the_command_shows_tables_a_picture_and_one_document(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("foredraft.measure.profile.BATCHES", (1, 4))
     picture = tmp_path / "profile.svg"
     runner = CliRunner(env={"COLUMNS": "140", "NO_COLOR": "1", "TERM": "dumb"})
-    result = runner.invoke(app, ["profile", str(folder), "--method", "ngram", "-k", "2", "--plot", str(picture)])
+    result = runner.invoke(
+        app, ["profile", str(folder), "--draft-model", str(folder), "-k", "2", "--plot", str(picture)]
+    )
     assert result.exit_code == 0, result.output
     assert "A pass of the target, ms" in result.stdout
     assert "costs at most a tenth more" in result.stdout
-    assert "A step with drafts: n-gram, ms" in result.stdout
+    assert "A step with drafts: draft model, ms" in result.stdout
     document = json.loads(result.stdout.splitlines()[-1])
-    assert document["method"] == "ngram"
+    assert document["method"] == "draft_model"
+    assert all(step["c"] > 0.05 for step in document["steps"] if step["num_draft_tokens"]), "it runs a model"
     assert document["table"]["num_tokens"][0] == 1
     assert len(document["passes"]) > 15
     assert "free up to" in picture.read_text()
