@@ -16,9 +16,8 @@ from foredraft.engine.accounting import StepSeconds, share_seconds, step_outcome
 from foredraft.engine.delivery import deliver
 from foredraft.engine.detokenize import Detokenizer
 from foredraft.engine.memory import CacheMemory
-from foredraft.engine.scheduler import Schedule, ScheduledRow, Scheduler, trim
 from foredraft.engine.metrics import EngineMetrics, MetricsSnapshot
-from foredraft.engine.scheduler import ScheduledRow, Scheduler
+from foredraft.engine.scheduler import Schedule, ScheduledRow, Scheduler, trim
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.verifier import Verifier, rule_for
 from foredraft.errors import IncompatibleDrafterError, RequestError
@@ -273,6 +272,7 @@ class Engine:
             if sequence.finish_reason is not None:
                 self.scheduler.remove(sequence)
                 del self.sequences[sequence.request.request_id]
+                self._metrics.end(sequence.request.route, sequence.metrics)
                 self._release(sequence)
 
     def _set_back(self, sequence: Sequence) -> None:
@@ -285,11 +285,6 @@ class Engine:
         self.drafter.forget(sequence.sequence_id)
         self.policy.forget(sequence.sequence_id)
         self.memory.close(sequence)
-                self._metrics.end(sequence.request.route, sequence.metrics)
-                self.drafter.forget(sequence.sequence_id)
-                self.policy.forget(sequence.sequence_id)
-                if sequence.sequence_id in self.target.slots:
-                    self.target.slots.close(sequence.sequence_id)
 
 
 def _plan_row(sequence: Sequence) -> PlanRow:

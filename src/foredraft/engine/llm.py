@@ -153,6 +153,7 @@ class LLM:
     def reset_prefix_cache(self) -> None:
         """Forget the texts of ended requests that are kept for reuse (the name is vLLM's)."""
         self._target.slots.drop_retained()
+
     @property
     def metrics(self) -> MetricsSnapshot:
         """Counts, draft lengths, time split and goodput of all requests so far."""
