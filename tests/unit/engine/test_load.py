@@ -82,8 +82,6 @@ def run_under_load(engine: Engine, each: list[Request], seed: int) -> list[Any]:
 class Changing(FixedPolicy):
     """Other lengths in every step, 0 among them, and more than a step can take."""
 
-    forecast = None
-
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         return [min(row.limit, row.context_len * 7 % 5) for row in rows]
 
