@@ -12,7 +12,7 @@ from foredraft.methods import METHODS
 from foredraft.types import check_option_names
 
 ACCEPTANCE_RULES = ("auto", "rejection", "block", "coupled", "match", "typical")
-POLICIES = ("goodput", "fixed")
+POLICIES = ("goodput", "fixed", "heuristic", "confidence", "specdec++", "tiers")
 SPARSE_KV_SELECTIONS = ("window", "snapkv")
 NUMERICS = ("invariant", "fast")
 HETEROGENEOUS_VOCAB_METHODS = ("tli", "slem")
@@ -49,7 +49,10 @@ class SpeculativeConfig:
         lookahead_window_size, lookahead_ngram_size, lookahead_guess_size: of ``lookahead``: guesses made side by
             side, tokens of an n-gram, and n-grams tried at once (W, N and G in the paper).
         policy: ``fixed`` always drafts ``num_speculative_tokens``; ``goodput`` chooses each step's draft lengths, 0
-            included, from measured step times and acceptance.
+            included, from measured step times and acceptance. For comparison: ``heuristic`` (transformers' schedule of
+            that name), ``confidence`` (a draft ends with a token less likely than the threshold), ``specdec++`` (it
+            ends where a rejection has become likely) and ``tiers`` (lengths in tiers by mean acceptance, as SGLang).
+        assistant_confidence_threshold: of ``confidence``; the name is transformers'.
         exit_layer: how many layers draft under ``early_exit``; None takes a third of them.
         skip_layers: layers left out under ``layer_skip``; None searches for them once (see ``drafters.layer_search``).
         sparse_kv_budget: most cache entries of a sequence that ``sparse_kv`` drafts over.
@@ -79,6 +82,7 @@ class SpeculativeConfig:
     lookahead_ngram_size: int = 4
     lookahead_guess_size: int = 3
     policy: str = "fixed"
+    assistant_confidence_threshold: float = 0.4
     exit_layer: int | None = None
     skip_layers: tuple[int, ...] | None = None
     sparse_kv_budget: int = 256
@@ -102,6 +106,7 @@ class SpeculativeConfig:
             raise InvalidOptionError(
                 "acceptance_rule 'typical' changes the output's distribution; pass allow_lossy=True if that is wanted"
             )
+        self._check_confidence()
         self._check_trees()
         self._check_draft_model()
         self._check_lookups()
@@ -137,6 +142,21 @@ class SpeculativeConfig:
     @property
     def is_lossy(self) -> bool:
         return self.acceptance_rule == "typical"
+
+    def _check_confidence(self) -> None:
+        threshold = self.assistant_confidence_threshold
+        if not 0.0 <= threshold <= 1.0:
+            raise InvalidOptionError(
+                f"assistant_confidence_threshold={threshold} is outside [0, 1]; 0 never ends a draft early"
+            )
+        able = [name for name, method in METHODS.items() if method.has_confidence]
+        fits = set(able) & set(self.methods) and self.tree_width == 1 and not self.use_heterogeneous_vocab
+        if self.policy == "confidence" and not fits:
+            raise InvalidOptionError(
+                f"policy 'confidence' has no effect with method {self.method!r}, tree_width={self.tree_width} and "
+                f"use_heterogeneous_vocab={self.use_heterogeneous_vocab}; it goes with chains of {', '.join(able)} in "
+                "the target's vocabulary"
+            )
 
     def _check_trees(self) -> None:
         if self.tree_width < 1 or (self.tree_depth is not None and self.tree_depth < 1):

@@ -14,12 +14,14 @@ class Method:
         num_speculative_tokens: most draft tokens of a step if the user names no number.
         takes_tree_width: drafts chains, or trees if ``tree_width`` is above 1.
         takes_model: needs ``model``: a draft model, or a head that was trained for the target.
+        has_confidence: a draft can end at a token that the drafter finds unlikely (policy ``confidence``).
     """
 
     module: str
     num_speculative_tokens: int
     takes_tree_width: bool = False
     takes_model: bool = False
+    has_confidence: bool = False
 
 
 METHODS: dict[str, Method] = {
@@ -34,6 +36,7 @@ METHODS: dict[str, Method] = {
         num_speculative_tokens=4,
         takes_tree_width=True,
         takes_model=True,
+        has_confidence=True,
     ),
     "eagle3": Method(
         module="foredraft.drafters.eagle3", num_speculative_tokens=4, takes_tree_width=True, takes_model=True
@@ -41,7 +44,7 @@ METHODS: dict[str, Method] = {
     "medusa": Method(
         module="foredraft.drafters.medusa", num_speculative_tokens=4, takes_tree_width=True, takes_model=True
     ),
-    "early_exit": Method(module="foredraft.drafters.early_exit", num_speculative_tokens=4),
-    "layer_skip": Method(module="foredraft.drafters.layer_skip", num_speculative_tokens=4),
-    "sparse_kv": Method(module="foredraft.drafters.sparse_kv", num_speculative_tokens=4),
+    "early_exit": Method(module="foredraft.drafters.early_exit", num_speculative_tokens=4, has_confidence=True),
+    "layer_skip": Method(module="foredraft.drafters.layer_skip", num_speculative_tokens=4, has_confidence=True),
+    "sparse_kv": Method(module="foredraft.drafters.sparse_kv", num_speculative_tokens=4, has_confidence=True),
 }

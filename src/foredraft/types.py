@@ -199,6 +199,7 @@ class Request:
         route: label of requests of one kind ("code-edit", "summary"), which share what is learnt of acceptance.
         num_speculative_tokens: most draft tokens of a step for this request; 0 opts out, None is the engine's limit.
         priority: requests with a lower number go first (as in vLLM); among equals the one that came first.
+        methods: the parts of the engine's method that may draft for this request; empty are all.
     """
 
     request_id: str
@@ -209,6 +210,7 @@ class Request:
     route: str = ""
     num_speculative_tokens: int | None = None
     priority: int = 0
+    methods: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

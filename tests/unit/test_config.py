@@ -56,6 +56,13 @@ from foredraft.errors import InvalidOptionError
         ({"method": "sparse_kv", "sparse_kv_selection": "windows"}, "not one of window, snapkv; did you mean 'window'"),
         ({"method": "sparse_kv", "sparse_kv_budget": 3}, "sparse_kv_budget=3 must be at least 4"),
         ({"method": "sparse_kv", "sparse_kv_budget": 9, "sparse_kv_sinks": 5}, "sparse_kv_sinks=5 between 0 and half"),
+        ({"policy": "confidnce", "method": "ngram"}, "'confidnce' is not one of .*did you mean 'confidence'"),
+        ({"policy": "confidence", "method": "ngram"}, "'confidence' has no effect with method 'ngram'.* draft_model"),
+        (
+            {"policy": "confidence", "method": "draft_model", "model": "x", "tree_width": 2},
+            "'confidence' has no effect with .*tree_width=2.* chains of draft_model",
+        ),
+        ({"assistant_confidence_threshold": 1.5}, r"assistant_confidence_threshold=1.5 is outside \[0, 1\]; 0 never"),
         ({"acceptance_rule": "typical"}, "changes the output's distribution; pass allow_lossy=True"),
     ],
 )

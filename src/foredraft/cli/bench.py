@@ -12,6 +12,7 @@ import typer
 from foredraft.cli import bench_load as load
 from foredraft.cli import options as shared
 from foredraft.cli import output
+from foredraft.config import POLICIES
 
 if TYPE_CHECKING:
     from foredraft.measure.bench import BenchResult
@@ -35,7 +36,7 @@ def bench(
         str | None, typer.Option(help="Folder, hub id or short name.  [default: the target itself]")
     ] = None,
     num_speculative_tokens: shared.NumSpeculativeTokens = None,
-    policy: Annotated[str, typer.Option(help="fixed, or goodput (from measured times and acceptance).")] = "fixed",
+    policy: Annotated[str, typer.Option(help=f"How draft lengths are chosen: {', '.join(POLICIES)}.")] = "fixed",
     max_tokens: Annotated[
         int | None,
         typer.Option(help="New tokens of every run.  [default: 192; 128 with a dataset; under load 96 on average]"),

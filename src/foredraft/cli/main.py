@@ -17,6 +17,7 @@ from foredraft.cli.chat import chat
 from foredraft.cli.env import env
 from foredraft.cli.generate import generate
 from foredraft.cli.lab import app as lab_app
+from foredraft.cli.profile import profile
 from foredraft.errors import ForedraftError
 
 INTERRUPTED = 130
@@ -51,6 +52,7 @@ app.command(epilog="Example: foredraft bench smollm2-135m-instruct --peer transf
 app.command(epilog="Example: foredraft audit smollm2-135m-instruct --method ngram --rule block --report audit.html")(
     audit
 )
+app.command(epilog="Example: foredraft profile smollm2-135m-instruct --method ngram --plot profile.png")(profile)
 app.command(epilog="Example: foredraft env --json")(env)
 app.add_typer(lab_app, name="lab")
 

@@ -27,12 +27,17 @@ from foredraft.types import Draft
 
 @dataclass(slots=True)
 class Chain:
-    """A draft in the making: the committed text in the draft model's tokens, and the tokens drawn after it."""
+    """A draft in the making: the committed text in the draft model's tokens, and the tokens drawn after it.
+
+    ``ended`` is set with the first token that the draft model finds unlikely, which stays: whether a token is verified
+    may depend on those before it, never on itself (a drafter that drops it changes the output's law).
+    """
 
     row: DraftRow
     text: list[int]
     token_ids: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)
+    ended: bool = False
 
 
 class AutoregressiveDrafter(Drafter):
@@ -60,7 +65,7 @@ class AutoregressiveDrafter(Drafter):
             self._catch_up(chain.row.sequence_id, chain.text)
         while active:
             drawn = self._draw(active, self._next_logits(active), keep_probs)
-            active = [chain for chain in drawn if len(chain.token_ids) < room[id(chain)]]
+            active = [chain for chain in drawn if not chain.ended and len(chain.token_ids) < room[id(chain)]]
         width = max((len(chain.token_ids) for chain in chains), default=0)
         probs = self._stack([chain.probs for chain in chains], width) if keep_probs else None
         return chain_draft([chain.token_ids for chain in chains], probs)
@@ -106,12 +111,20 @@ class AutoregressiveDrafter(Drafter):
         if not keep_probs:  # every row is greedy
             for chain, token in zip(chains, most_likely_tokens(adjusted).tolist(), strict=True):
                 chain.token_ids.append(token)
+            if self.stop_below:
+                self._end_unlikely(chains, torch.softmax(adjusted.float(), dim=-1))
             return chains
         all_probs = probs_from_logits(adjusted, [chain.row.sampling_row(()).params for chain in chains])
         for chain, probs in zip(chains, all_probs, strict=True):
             chain.token_ids.append(self._sample(chain, probs))
             chain.probs.append(probs)
+        if self.stop_below:
+            self._end_unlikely(chains, all_probs)
         return chains
+
+    def _end_unlikely(self, chains: list[Chain], probs: Tensor) -> None:
+        for chain, probs_V in zip(chains, probs, strict=True):
+            chain.ended = float(probs_V[chain.token_ids[-1]]) < self.stop_below
 
     def _sample(self, chain: Chain, probs: Tensor) -> int:
         row, position = chain.row, len(chain.row.token_ids)

@@ -23,6 +23,7 @@ class DraftRow:
         rule: the acceptance rule; under ``coupled`` a stochastic drafter draws with the target's noise.
         sampling_row: what the sampling pipeline needs for the token after a given draft prefix.
         prediction_token_ids: the output that the request expects; empty if it says nothing.
+        methods: the parts of a combination that may draft for it; empty are all.
     """
 
     sequence_id: int
@@ -32,6 +33,7 @@ class DraftRow:
     rule: str
     sampling_row: Callable[[tuple[int, ...]], SamplingRow]
     prediction_token_ids: Sequence[int] = ()
+    methods: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Drafter(ABC):
         rolls_back: its state follows when draft tokens are rejected.
         reads_target_tokens: the caches of its models hold the target's token ids.
         cost: of a draft token, as a share of a target pass; 0 where no model is run.
+        one_pass: all tokens of a draft come from one pass, so ``cost`` is that of a draft of any length.
+        stop_below: a draft ends with a token that the drafter finds less likely than that; 0 never ends one early.
     """
 
     feature_layers: tuple[int, ...] = ()
@@ -72,6 +76,8 @@ class Drafter(ABC):
     rolls_back: bool = True
     reads_target_tokens: bool = True
     cost: float = 0.0
+    one_pass: bool = False
+    stop_below: float = 0.0
 
     @abstractmethod
     def propose(self, rows: Sequence[DraftRow]) -> Draft:

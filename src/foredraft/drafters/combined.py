@@ -99,11 +99,14 @@ class CombinedDrafter(Drafter):
     Args:
         sources: in the order of preference.
         limits: most draft tokens of each.
+        names: of each, by which rows say who may draft for them.
     """
 
-    def __init__(self, sources: Sequence[Drafter], limits: Sequence[int]):
+    def __init__(self, sources: Sequence[Drafter], limits: Sequence[int], names: Sequence[str] = ()):
         self.sources, self.limits = list(sources), list(limits)
         self.feature_layers = tuple(dict.fromkeys(layer for source in sources for layer in source.feature_layers))
+        self.names = list(names) or [""] * len(self.sources)
+        self.cost = max(source.cost for source in sources)
         self.makes_trees = any(source.makes_trees for source in sources)
         self.num_top_tokens = max(source.num_top_tokens for source in sources)
         self.stochastic = any(source.stochastic for source in sources)
@@ -116,7 +119,8 @@ class CombinedDrafter(Drafter):
             state.length, state.proposals = len(row.token_ids), [None] * len(self.sources)
         for index, source in enumerate(self.sources):
             if not source.stochastic:
-                self._ask(index, rows, states)
+                able = [i for i, row in enumerate(rows) if self._may_draft(index, row)]
+                self._ask(index, [rows[i] for i in able], [states[i] for i in able])
         for row, state in zip(rows, states, strict=True):
             state.chosen = self._choose(row, state)
         for index, source in enumerate(self.sources):
@@ -163,12 +167,18 @@ class CombinedDrafter(Drafter):
             for state, proposal in zip(states, _rows_of(self.sources[index].propose(limited)), strict=True):
                 state.proposals[index] = proposal
 
+    def _may_draft(self, index: int, row: DraftRow) -> bool:
+        return not row.methods or self.names[index] in row.methods
+
     def _choose(self, row: DraftRow, state: _State) -> int:
         """The source with the highest gain; those that draw are judged without their tokens."""
         gains = []
-        for source, limit, record, proposal in zip(
-            self.sources, self.limits, state.records, state.proposals, strict=True
+        for index, (source, limit, record, proposal) in enumerate(
+            zip(self.sources, self.limits, state.records, state.proposals, strict=True)
         ):
+            if not self._may_draft(index, row):
+                gains.append(-1.0)
+                continue
             chain = range(-1, min(limit, row.num_draft_tokens) - 1)
             path_probs = prior_path_probs(chain) if proposal is None else proposal.path_probs
             num_tokens = len(path_probs)

@@ -21,7 +21,11 @@ def make_drafter(speculative: SpeculativeConfig, config: EngineConfig, target: T
     sources: list[Drafter] = []
     for method in speculative.methods:
         module = importlib.import_module(METHODS[method].module)
-        sources.append(module.build(speculative, config, target, tokenizer))
+        source = module.build(speculative, config, target, tokenizer)
+        if speculative.policy == "confidence":
+            source.stop_below = speculative.assistant_confidence_threshold
+        sources.append(source)
     if len(sources) == 1:
         return sources[0]
-    return CombinedDrafter(sources, [speculative.draft_limit(method) for method in speculative.methods])
+    limits = [speculative.draft_limit(method) for method in speculative.methods]
+    return CombinedDrafter(sources, limits, speculative.methods)

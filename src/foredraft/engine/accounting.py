@@ -61,11 +61,12 @@ def step_outcome(
                 sequence.sequence_id,
                 sequence.request.route,
                 planned=plan[i],
-                num_draft_tokens=max(draft.depths(i), default=0),
-                num_accepted=verdicts[i].num_accepted_tokens,
+                num_draft_tokens=draft.num_draft_tokens[i],
+                path=verdicts[i].path,
             )
             for i, sequence in enumerate(complete)
         ],
+        num_rows=len(rows),
         num_tokens=sum(fed),
         num_keys=sum(lengths),
         num_pairs=sum(n * length for n, length in zip(fed, lengths, strict=True)),

@@ -16,6 +16,7 @@ from foredraft.engine.accounting import StepSeconds, share_seconds, step_outcome
 from foredraft.engine.delivery import deliver
 from foredraft.engine.detokenize import Detokenizer
 from foredraft.engine.memory import CacheMemory
+from foredraft.engine.metrics import EngineMetrics, MetricsSnapshot
 from foredraft.engine.scheduler import Schedule, ScheduledRow, Scheduler, trim
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.verifier import Verifier, rule_for
@@ -80,6 +81,7 @@ class Engine:
         self.scheduler: Scheduler[Sequence] = Scheduler(max_num_seqs, max_num_batched_tokens, self.memory)
         self.sequences: dict[str, Sequence] = {}
         self.watchers: list[Watcher] = []
+        self._metrics = EngineMetrics()
         self._ids = itertools.count()
 
     def add_request(self, request: Request) -> Sequence:
@@ -105,6 +107,7 @@ class Engine:
         outside = next((t for t in request.prediction_token_ids if not 0 <= t < self.target.vocab_size), None)
         if outside is not None:
             raise RequestError(f"prediction token id {outside} is outside the vocabulary [0, {self.target.vocab_size})")
+        self._check_drafting(request)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
         stop_ids = (*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))
@@ -134,6 +137,18 @@ class Engine:
         self.scheduler.add(sequence)
         return sequence
 
+    def _check_drafting(self, request: Request) -> None:
+        unknown = next((name for name in request.methods if name not in self.config.methods), None)
+        if unknown is not None:
+            raise RequestError(
+                f"methods={request.methods}: {unknown!r} is no part of this engine's method; choose among "
+                f"{', '.join(self.config.methods)}, or num_speculative_tokens=0 for no drafts"
+            )
+        if request.num_speculative_tokens is not None and request.num_speculative_tokens < 0:
+            raise RequestError(
+                f"num_speculative_tokens={request.num_speculative_tokens} is below 0; 0 opts out of drafts"
+            )
+
     def step(self) -> list[StepOutput]:
         """Run one pass and return what it delivered to each request that got tokens."""
         started = time.perf_counter()
@@ -162,9 +177,16 @@ class Engine:
             self.drafter.observe(sequence.sequence_id, sequence.token_ids)
         seconds = StepSeconds.between(started, planned, drafted, passed, verified, time.perf_counter())
         share_seconds(rows, seconds)
-        self.policy.observe(step_outcome(rows, plan, draft, verdicts, seconds))
+        outcome = step_outcome(rows, plan, draft, verdicts, seconds)
+        self.policy.observe(outcome)
+        self._metrics.observe(outcome, self.policy.forecast)
         self._retire(complete)
         return outputs
+
+    @property
+    def metrics(self) -> MetricsSnapshot:
+        """What was done so far, of all requests."""
+        return self._metrics.snapshot((s.request.route, s.metrics) for s in self.sequences.values())
 
     def abort(self, request_id: str) -> None:
         """End a request now; what it has emitted so far stays with its sequence."""
@@ -269,6 +291,7 @@ class Engine:
             if sequence.finish_reason is not None:
                 self.scheduler.remove(sequence)
                 del self.sequences[sequence.request.request_id]
+                self._metrics.end(sequence.request.route, sequence.metrics)
                 self._release(sequence)
 
     def _set_back(self, sequence: Sequence) -> None:
@@ -316,4 +339,5 @@ def _draft_row(sequence: Sequence, num_draft_tokens: int) -> DraftRow:
         sequence.rule,
         sequence.sampling_row,
         sequence.request.prediction_token_ids,
+        sequence.request.methods,
     )

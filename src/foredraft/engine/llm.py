@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from foredraft.config import EngineConfig, SpeculativeConfig
 from foredraft.drafters import make_drafter
 from foredraft.engine.engine import Engine
+from foredraft.engine.metrics import MetricsSnapshot
 from foredraft.engine.profile import make_policy
 from foredraft.engine.sequence import Sequence
 from foredraft.errors import InvalidOptionError, RequestError
@@ -73,7 +74,7 @@ class LLM:
             max_kv_bytes=self._max_kv_bytes,
             enable_prefix_caching=contract == TOKEN_IDENTICAL if caching is None else caching,
             contract=contract,
-            policy=make_policy(speculative_config, self._target, self.loaded.fingerprint, self.config),
+            policy=make_policy(speculative_config, drafter, self._target, self.loaded.fingerprint, self.config),
         )
 
     def generate(
@@ -152,6 +153,11 @@ class LLM:
     def reset_prefix_cache(self) -> None:
         """Forget the texts of ended requests that are kept for reuse (the name is vLLM's)."""
         self._target.slots.drop_retained()
+
+    @property
+    def metrics(self) -> MetricsSnapshot:
+        """Counts, draft lengths, time split and goodput of all requests so far."""
+        return self.engine.metrics
 
     def close(self) -> None:
         """End all requests, and let the drafter write what should outlive it (``suffix_decoding_store``)."""

@@ -93,7 +93,7 @@ class TransformersGenerate:
             drafter,
             config,
             contract=numerics.for_drafts(drafter.makes_trees),
-            policy=make_policy(config, target, fingerprint, engine_config),
+            policy=make_policy(config, drafter, target, fingerprint, engine_config),
             eos_token_ids=() if eos is None else tuple(eos.reshape(-1).tolist()),
         )
         prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foredraft.policy import PlanRow, Policy, StepOutcome
+from foredraft.policy import Forecast, PlanRow, Policy, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,11 @@ class PlanRecorder:
     def __init__(self, policy: Policy):
         self.policy = policy
         self.steps: list[PlannedStep] = []
+        self.forecast: Forecast | None = None
 
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         lengths = self.policy.plan(rows, num_other_tokens)
+        self.forecast = self.policy.forecast
         if rows:
             self.steps.append(PlannedStep(tuple(row.route for row in rows), tuple(lengths)))
         return lengths

@@ -26,16 +26,20 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """What became of a row's draft: tokens planned, tokens drafted, and how many of them were accepted.
+    """What became of a row's draft: tokens planned, tokens drafted (nodes of a tree), and which were accepted.
 
-    For a tree ``num_draft_tokens`` is its depth.
+    ``path`` holds the indices of the accepted draft tokens; of a chain they are the first ones.
     """
 
     sequence_id: int
     route: str
     planned: int
     num_draft_tokens: int
-    num_accepted: int
+    path: Sequence[int]
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class StepOutcome:
 
     Attributes:
         rows: of the sequences that were planned for.
+        num_rows: of the pass, those of prompts included.
         num_tokens: fed in the pass, prompts included.
         num_keys: sum of the context lengths of all rows.
         num_pairs: sum over rows of tokens fed times context length.
@@ -51,6 +56,7 @@ class StepOutcome:
     """
 
     rows: Sequence[RowOutcome]
+    num_rows: int
     num_tokens: int
     num_keys: int
     num_pairs: int
@@ -60,8 +66,28 @@ class StepOutcome:
     host_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a policy expects of the step that it has planned, and of the same step without drafts.
+
+    Attributes:
+        num_emitted: tokens that the planned step is expected to emit; the plain one emits one a row.
+        step_s, plain_s: seconds of the two.
+    """
+
+    num_emitted: float
+    step_s: float
+    plain_s: float
+
+
 class Policy(Protocol):
-    """Chooses draft lengths."""
+    """Chooses draft lengths.
+
+    Attributes:
+        forecast: of the last plan; None from a policy that makes none.
+    """
+
+    forecast: Forecast | None
 
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         """Draft tokens for each row, at most its limit; 0 is plain decoding.

@@ -2,23 +2,33 @@
 
 A pass of M tokens over B rows takes
 
-    pass(M) + key_s * (context of all rows) + pair_s * (sum over rows of tokens * context)
+    pass(M) + row_s * (B - 1) + key_s * (context of all rows) + pair_s * (sum over rows of further tokens * context)
 
 where pass(M) is flat while the weights are the bottleneck and rises with M after that. The table comes from
-:func:`foredraft.engine.profile.measure_pass_table`; real steps correct it, point by point, relative to how fast the
-machine is at the moment. Medians, so that a neighbour's load or one slow step moves nothing.
+:mod:`foredraft.engine.profile`. Real steps correct it in two ways that are told apart: the machine's speed at the
+moment, which is the same for all passes and changes quickly (a neighbour's load), and the shape of the table, which
+changes slowly, neighbouring sizes together. Single slow steps move neither (see ``filters``).
+
+Drafting takes ``once_s + step_s * (longest draft) + token_s * (all draft tokens)``: a drafter that runs a model for
+every token pays the second, heads that draft all at once the first, and one that copies next to nothing.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass
 
-WINDOW = 15
-"""Steps that a median is taken over."""
+import numpy as np
+
+from foredraft.policy.filters import Floats, LinearCost, RobustFilter
+
+SPEED, SPEED_DRIFT = 0.3, 0.03
+"""How far the speed may be from that of the measurement (natural logarithm), and its change from step to step."""
+SHAPE, SHAPE_DRIFT = 0.15, 0.002
+"""The same of a point of the table."""
+NOISE = 0.08
+"""Relative deviation of the seconds of equal passes."""
+FAR = 16
+"""The table is continued with its last slope to so many times its last size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,8 @@ class PassTable:
 
     Attributes:
         num_tokens: ascending, from 1.
-        seconds: of a pass of so many tokens with a negligible context.
+        seconds: of a pass of so many tokens of one row with a negligible context.
+        row_s: for each further row.
         key_s: for each key that a row reads.
         pair_s: for each key that a token attends to, beyond the first token of its row.
     """
@@ -36,6 +47,7 @@ class PassTable:
     seconds: tuple[float, ...]
     key_s: float
     pair_s: float
+    row_s: float = 0.0
 
     @property
     def free_tokens(self) -> int:
@@ -43,75 +55,125 @@ class PassTable:
         limit = 1.1 * self.seconds[0]
         return max(n for n, s in zip(self.num_tokens, self.seconds, strict=True) if s <= limit)
 
+    def pass_s(self, num_rows: int, num_tokens: int, num_keys: int, num_pairs: int) -> float:
+        """Seconds of a pass, from the table alone."""
+        knots, seconds = self.continued()
+        attention = self.key_s * num_keys + self.pair_s * max(0, num_pairs - num_keys)
+        return float(np.interp(num_tokens, knots, seconds)) + self.row_s * max(0, num_rows - 1) + attention
 
-@dataclass(slots=True)
-class _Recent:
-    """A running median; ``value`` is the first guess until something is added."""
+    def continued(self) -> tuple[Floats, Floats]:
+        """Sizes and seconds, with one more point far behind the last."""
+        sizes, seconds = [float(n) for n in self.num_tokens], list(self.seconds)
+        slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
+        seconds.append(seconds[-1] + slope * (FAR - 1) * sizes[-1])
+        return np.array([*sizes, FAR * sizes[-1]]), np.array(seconds)
 
-    value: float
-    values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
-    @property
-    def is_settled(self) -> bool:
-        return len(self.values) == WINDOW
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """What is known of a drafter before it has run: seconds for each step that drafts, for each token of the longest
+    draft, and for each draft token."""
 
-    def add(self, value: float) -> None:
-        self.values.append(value)
-        self.value = median(self.values)
+    once_s: float = 0.0
+    step_s: float = 0.0
+    token_s: float = 0.0
+
+    @classmethod
+    def declared(cls, cost: float, *, one_pass: bool, target_s: float) -> DraftCost:
+        """From a drafter's own ``cost``, the share of a target pass that a token takes, or a draft if it takes one."""
+        return cls(once_s=cost * target_s) if one_pass else cls(step_s=cost * target_s)
+
+
+class PassCost:
+    """Predicts the seconds of the target's passes.
+
+    Args:
+        table: as measured on this machine.
+    """
+
+    def __init__(self, table: PassTable):
+        self.table = table
+        self._knots, self._measured = table.continued()
+        count = len(table.num_tokens)
+        places = np.log(self._knots[:count])
+        covariance = np.zeros((count + 1, count + 1))
+        covariance[0, 0] = SPEED**2
+        covariance[1:, 1:] = SHAPE**2 * np.exp(-np.abs(places[:, None] - places))
+        drift = [SPEED_DRIFT, *[SHAPE_DRIFT] * count]
+        self._filter = RobustFilter(np.zeros(count + 1), covariance, drift)  # logarithms: speed, then shape
+        self._points = self._measured
+
+    def seconds(self, num_rows: int, num_tokens: Floats, num_keys: int, num_pairs: Floats) -> Floats:
+        """Of passes over ``num_rows`` rows, on the machine as it has been lately; arrays of equal length."""
+        table = self.table
+        attention = table.key_s * num_keys + table.pair_s * np.maximum(0.0, num_pairs - num_keys)
+        base = np.interp(num_tokens, self._knots, self._points) + table.row_s * max(0, num_rows - 1)
+        predicted: Floats = np.exp(self._filter.mean[0]) * (base + attention)
+        return predicted
+
+    def observe(self, num_rows: int, num_tokens: int, num_keys: int, num_pairs: int, seconds: float) -> None:
+        predicted = float(self.seconds(num_rows, np.array([num_tokens]), num_keys, np.array([num_pairs]))[0])
+        at = min(max(int(np.searchsorted(self._knots, num_tokens)), 1), len(self._knots) - 1)
+        step = self._knots[at] - self._knots[at - 1]
+        right = min(1.0, max(0.0, (num_tokens - self._knots[at - 1]) / step))
+        speed = float(np.exp(self._filter.mean[0]))
+        weights = np.zeros(len(self._filter.mean))
+        weights[0] = 1.0
+        for knot, share in ((at - 1, 1.0 - right), (at, right)):
+            inner = min(knot, len(self._knots) - 2)  # the point far behind moves with the last one
+            weights[1 + inner] += share * speed * self._points[knot] / predicted
+        self._filter.update(weights, float(np.log(max(seconds, 1e-9) / predicted)), NOISE, at)
+        shape = np.exp(self._filter.mean[1:])
+        self._points = self._measured * np.append(shape, shape[-1])
 
 
 class StepCost:
     """Predicts the seconds of a step.
 
     Args:
-        table: as measured on this machine.
-        one_pass_drafts: the drafter's cost does not grow with the length of its drafts.
+        table: of the target's passes.
+        draft: what is known of the drafter.
     """
 
-    def __init__(self, table: PassTable, *, one_pass_drafts: bool = False):
-        self.table = table
-        self._one_pass = one_pass_drafts
-        # Observed / table at each point, which begins as if the table had been confirmed twice; and observed /
-        # corrected table at the points that are settled, for what makes all passes slower or faster.
-        self._shape = [_Recent(1.0, deque([1.0, 1.0], WINDOW)) for _ in table.num_tokens]
-        self._speed = _Recent(1.0)
-        self._points = list(table.seconds)
-        self._draft, self._verify, self._host = _Recent(0.0), _Recent(0.0), _Recent(0.0)
+    def __init__(self, table: PassTable, draft: DraftCost | None = None):
+        known = draft or DraftCost()
+        self.passes = PassCost(table)
+        self._draft = LinearCost([known.once_s, known.step_s, known.token_s], [1e-4, 2e-5, 1e-5])
+        self._rest = LinearCost([5e-4, 2e-5], [5e-4, 2e-5])  # verification and host: a step, a row of logits
 
-    def pass_s(self, num_tokens: int, num_keys: int, num_pairs: int) -> float:
-        """Seconds of the target's pass, on the machine as it has been lately."""
-        base = interpolate(num_tokens, self.table.num_tokens, self._points)
-        attention = self.table.key_s * num_keys + self.table.pair_s * max(0, num_pairs - num_keys)
-        return self._speed.value * (base + attention)
+    @property
+    def draft_seconds(self) -> Floats:
+        """Current estimates of ``once_s``, ``step_s`` and ``token_s``."""
+        return self._draft.seconds
 
-    def draft_s(self, longest: int) -> float:
-        """Seconds of drafting when the longest draft has so many tokens."""
-        return self._draft.value * (min(longest, 1) if self._one_pass else longest)
+    def seconds(
+        self,
+        num_rows: int,
+        num_draft_tokens: Floats,
+        longest: Floats,
+        num_pairs: Floats,
+        num_keys: int,
+        num_other_tokens: int,
+    ) -> Floats:
+        """Of steps over the same rows with different drafts; arrays of equal length.
 
-    def overhead_s(self, num_logits: int) -> float:
-        """Seconds of verification and of everything else."""
-        return self._verify.value * num_logits + self._host.value
+        Args:
+            num_draft_tokens: of all rows together.
+            longest: draft of any row.
+            num_pairs: sum over rows of tokens fed times context.
+            num_keys: sum over rows of the context.
+            num_other_tokens: of prompts in the same pass.
+        """
+        num_logits = num_rows + num_draft_tokens
+        passed = self.passes.seconds(num_rows, num_logits + num_other_tokens, num_keys, num_pairs)
+        once, step, token = self._draft.seconds
+        rest, logits = self._rest.seconds
+        drafted = once * (longest > 0) + step * longest + token * num_draft_tokens
+        total: Floats = passed + drafted + rest + logits * num_logits
+        return total
 
-    def observe_pass(self, num_tokens: int, num_keys: int, num_pairs: int, seconds: float) -> None:
-        attention = self.table.key_s * num_keys + self.table.pair_s * max(0, num_pairs - num_keys)
-        plain = interpolate(num_tokens, self.table.num_tokens, self.table.seconds) + attention
-        at = min(bisect_left(self.table.num_tokens, num_tokens), len(self._shape) - 1)
-        if self._shape[at].is_settled:
-            self._speed.add(seconds / (plain * self._shape[at].value))
-        self._shape[at].add(seconds / (plain * self._speed.value))
-        self._points[at] = self.table.seconds[at] * self._shape[at].value
-
-    def observe_rest(self, longest: int, num_logits: int, draft_s: float, verify_s: float, host_s: float) -> None:
+    def observe_rest(self, longest: int, num_draft_tokens: int, num_logits: int, draft_s: float, rest_s: float) -> None:
+        """Seconds of drafting, and of verification and all else, of a step that planned ``longest`` draft tokens."""
         if longest:
-            self._draft.add(draft_s / (1 if self._one_pass else longest))
-        self._verify.add(verify_s / max(1, num_logits))
-        self._host.add(host_s)
-
-
-def interpolate(x: int, xs: Sequence[int], ys: Sequence[float]) -> float:
-    """Piecewise linear; before the first point its value, behind the last one with the last slope."""
-    if x <= xs[0] or len(xs) == 1:
-        return ys[0]
-    at = min(bisect_left(xs, x), len(xs) - 1)
-    slope = (ys[at] - ys[at - 1]) / (xs[at] - xs[at - 1])
-    return ys[at - 1] + slope * (x - xs[at - 1])
+            self._draft.observe([1, longest, num_draft_tokens], draft_s)
+        self._rest.observe([1, num_logits], rest_s)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foredraft.policy.base import PlanRow, StepOutcome
+from foredraft.policy.base import Forecast, PlanRow, StepOutcome
 
 
 class FixedPolicy:
     """Plans as many draft tokens for every sequence as its limit allows, at most ``num_draft_tokens``."""
+
+    forecast: Forecast | None = None
 
     def __init__(self, num_draft_tokens: int):
         self.num_draft_tokens = num_draft_tokens

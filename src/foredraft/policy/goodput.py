@@ -1,15 +1,18 @@
 """Draft lengths that maximise expected emitted tokens per second, for the whole batch at once, 0 included.
 
-The next draft token of any row adds its survival to what is emitted and its row's share to the cost of the pass. Taken
-in the order of falling survival, the best number of them is where
+The next draft token of any row adds its chance of acceptance to what is emitted, and its chance of being there at all
+to the tokens of the pass. Taken in the order of falling worth (acceptance of a token that is there), the best number of
+them is where
 
-    (rows + sum of survivals) / (draft + pass + overhead)
+    (rows + sum of chances of acceptance) / (draft + pass + overhead)
 
-is highest (goodput as in SmartSpec, Liu et al., 2406.14066; there with one length for all rows). Survival falls along a
-row, so the order never takes a token before the one that it follows.
+is highest (goodput as in SmartSpec, Liu et al., 2406.14066; there with one length for all rows). Seconds that prompts
+in the same pass take whatever is drafted are left out: they are not the drafts' to earn.
 
-Where a route gets no drafts its acceptance is not seen. So a row of it is given one token now and then, as often as one
-per cent of the time pays for; half as often after each time that this changes nothing, down to a tenth of a per cent.
+Two things are not seen by doing always what seems best, and are looked at now and then, with back-off. Where a route
+gets no drafts, a row of it is given one token, as often as one per cent of the time pays for; half as often after each
+time that this changes nothing, down to a tenth of a per cent. Where all steps draft, a step is made without: after a
+few, then twice as many, and so on as long as it takes as long as was expected.
 """
 
 from __future__ import annotations
@@ -17,20 +20,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from foredraft.policy.acceptance import AcceptanceBook
-from foredraft.policy.base import PlanRow, StepOutcome
+from foredraft.policy.base import Forecast, PlanRow, StepOutcome
 from foredraft.policy.cost import StepCost
+from foredraft.policy.filters import Floats
 
 FIRST_SHARE, LAST_SHARE = 0.01, 0.001
 """Share of the time that probing a route may take, at first and at least."""
+FIRST_GAP, LAST_GAP = 4, 512
+"""Steps with drafts between two without, at first and at most."""
+SURPRISE = 0.12
+"""Relative error of the expected seconds of a step without drafts, above which the next one comes soon."""
 
 
 @dataclass(slots=True)
 class _Probe:
-    """Of a route that gets no drafts: seconds saved up for a probe, and which share of the time is saved."""
+    """Of a route that gets no drafts: seconds saved up for a probe, which share is saved, and how many there were."""
 
     saved_s: float = 0.0
     share: float = FIRST_SHARE
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Plans of growing size: arrays ``[1 + tokens]``, the first for no drafts; ``rows`` says whose token each adds.
+
+    ``prompts_s`` is what the prompts of the pass add to all of them.
+    """
+
+    rows: NDArray[np.int64]
+    emitted: Floats
+    seconds: Floats
+    prompts_s: float
 
 
 class GoodputPolicy:
@@ -38,79 +63,101 @@ class GoodputPolicy:
 
     Args:
         cost: of a step.
+        trees: drafts may branch; lengths are then numbers of nodes.
     """
 
-    def __init__(self, cost: StepCost):
+    def __init__(self, cost: StepCost, *, trees: bool = False):
         self.cost = cost
-        self.acceptance = AcceptanceBook()
+        self.acceptance = AcceptanceBook(trees=trees)
+        self.forecast: Forecast | None = None
         self._probes: dict[str, _Probe] = {}
+        self._gap, self._since_plain = FIRST_GAP, 0
 
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
-        lengths = self._best_lengths(rows, num_other_tokens)
-        for at in self._probing(rows, lengths, num_other_tokens):
-            lengths[at] = 1
+        self.forecast = None
+        limit = max((row.limit for row in rows), default=0)
+        if not limit:
+            return [0] * len(rows)
+        options = self._options(rows, limit, num_other_tokens)
+        best = int(np.argmax(options.emitted / (options.seconds - options.prompts_s)))
+        if best and self._since_plain >= self._gap and not num_other_tokens:
+            best = 0
+        else:
+            self._since_plain += best > 0
+        lengths: list[int] = np.bincount(options.rows[:best], minlength=len(rows)).tolist()
+        step_s = float(options.seconds[best])
+        self.forecast = Forecast(float(options.emitted[best]), step_s, float(options.seconds[0]))
+        if best or self._since_plain < self._gap:
+            token_s = float(options.seconds[min(best + 1, len(options.seconds) - 1)]) - step_s
+            for at in self._probing(rows, lengths, step_s, max(0.0, token_s)):
+                lengths[at] = 1
         return lengths
 
     def observe(self, step: StepOutcome) -> None:
-        for row in step.rows:
-            self.acceptance.observe(row.sequence_id, row.route, row.num_draft_tokens, row.num_accepted)
-        self.cost.observe_pass(step.num_tokens, step.num_keys, step.num_pairs, step.target_s)
-        longest = max((row.planned for row in step.rows), default=0)
-        num_logits = sum(1 + row.num_draft_tokens for row in step.rows)
-        if step.rows:
-            self.cost.observe_rest(longest, num_logits, step.draft_s, step.verify_s, step.host_s)
+        self.acceptance.observe(step.rows)
+        self.cost.passes.observe(step.num_rows, step.num_tokens, step.num_keys, step.num_pairs, step.target_s)
+        if not step.rows:
+            return
+        longest = max(row.planned for row in step.rows)
+        num_draft_tokens = sum(row.num_draft_tokens for row in step.rows)
+        rest_s = step.verify_s + step.host_s
+        self.cost.observe_rest(longest, num_draft_tokens, len(step.rows) + num_draft_tokens, step.draft_s, rest_s)
+        if not longest and self._since_plain >= self._gap:
+            self._compare(step)
 
     def forget(self, sequence_id: int) -> None:
         self.acceptance.forget(sequence_id)
 
-    def _best_lengths(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
-        tokens = [
-            (chance, at, position)
-            for at, row in enumerate(rows)
-            for position, chance in enumerate(self._survival(row), start=1)
-        ]
-        tokens.sort(key=lambda token: (-token[0], token[2]))
-        keys = sum(row.context_len for row in rows)
-        emitted, pairs, longest = float(len(rows)), keys, 0
-        best = emitted / self._step_s(len(rows), num_other_tokens, keys, pairs, 0) if rows else 0.0
-        taken = 0
-        for count, (chance, at, position) in enumerate(tokens, start=1):
-            emitted += chance
-            pairs += rows[at].context_len
-            longest = max(longest, position)
-            goodput = emitted / self._step_s(len(rows) + count, num_other_tokens, keys, pairs, longest)
-            if goodput > best:
-                best, taken = goodput, count
-        lengths = [0] * len(rows)
-        for _, at, position in tokens[:taken]:
-            lengths[at] = max(lengths[at], position)
-        return lengths
+    def _options(self, rows: Sequence[PlanRow], limit: int, num_other_tokens: int) -> _Options:
+        chances, found = self.acceptance.expected(rows, limit)
+        limits, contexts = np.array([[row.limit, row.context_len] for row in rows]).T
+        worth = np.minimum.accumulate(chances / np.maximum(found, 1e-9), axis=1)
+        whose, unit = np.nonzero(np.arange(limit) < limits[:, None])
+        order = np.argsort(-worth[whose, unit], kind="stable")
+        whose, unit = whose[order], unit[order]
+        drafted = found[whose, unit]
+        num_keys = int(contexts.sum())
+        longest = np.concatenate([[0.0], np.maximum.accumulate(unit + 1.0)])
+        pairs = num_keys + _sums(drafted * contexts[whose])
+        drafted = _sums(drafted)
+        seconds = self.cost.seconds(len(rows), drafted, longest, pairs, num_keys, num_other_tokens)
+        prompts_s = 0.0
+        if num_other_tokens:
+            alone = self.cost.seconds(len(rows), drafted[:1], longest[:1], pairs[:1], num_keys, 0)
+            prompts_s = float(seconds[0] - alone[0])
+        return _Options(whose, len(rows) + _sums(chances[whose, unit]), seconds, prompts_s)
 
-    def _step_s(self, num_logits: int, num_other_tokens: int, keys: int, pairs: int, longest: int) -> float:
-        cost = self.cost
-        passed = cost.pass_s(num_logits + num_other_tokens, keys, pairs)
-        return passed + cost.draft_s(longest) + cost.overhead_s(num_logits)
+    def _compare(self, step: StepOutcome) -> None:
+        """A step was made without drafts where drafts seemed best."""
+        seconds = step.draft_s + step.target_s + step.verify_s + step.host_s
+        expected = seconds if self.forecast is None else self.forecast.plain_s
+        as_expected = abs(seconds - expected) <= SURPRISE * expected
+        self._gap = min(2 * self._gap, LAST_GAP) if as_expected else FIRST_GAP
+        self._since_plain = 0
 
-    def _survival(self, row: PlanRow) -> list[float]:
-        return self.acceptance.survival(row.sequence_id, row.route, row.limit)
-
-    def _probing(self, rows: Sequence[PlanRow], lengths: Sequence[int], num_other_tokens: int) -> list[int]:
-        """One row of each route that has had no drafts for long enough."""
-        first_of_route = {row.route: at for at, row in reversed(list(enumerate(rows))) if row.limit > 0}
-        for row, length in zip(rows, lengths, strict=True):
-            if length and first_of_route.pop(row.route, None) is not None:
-                self._probes.pop(row.route, None)
-        if not first_of_route:
-            return []
-        keys = sum(row.context_len for row in rows)
-        num_logits = len(rows) + sum(lengths)
-        step_s = self._step_s(num_logits, num_other_tokens, keys, keys, max(lengths))
-        probe_s = self._step_s(num_logits + 1, num_other_tokens, keys, keys, max(1, max(lengths))) - step_s
+    def _probing(self, rows: Sequence[PlanRow], lengths: Sequence[int], step_s: float, token_s: float) -> list[int]:
+        """One row of each route that has had no drafts for long enough, another one each time."""
+        members: dict[str, list[int]] = {}
+        drafting = set()
+        for at, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            if length:
+                drafting.add(row.route)
+            elif row.limit:
+                members.setdefault(row.route, []).append(at)
+        for route in drafting:
+            self._probes.pop(route, None)
+            members.pop(route, None)
         chosen = []
-        for route, at in first_of_route.items():
+        for route, places in members.items():
             probe = self._probes.setdefault(route, _Probe())
             probe.saved_s += probe.share * step_s
-            if probe.saved_s >= probe_s:
+            if probe.saved_s >= token_s:
                 probe.saved_s, probe.share = 0.0, max(probe.share / 2, LAST_SHARE)
-                chosen.append(at)
+                chosen.append(places[probe.count % len(places)])
+                probe.count += 1
         return chosen
+
+
+def _sums(values: Floats) -> Floats:
+    """Sums of the first 0, 1, 2, ... values."""
+    return np.concatenate([[0.0], np.cumsum(values)])

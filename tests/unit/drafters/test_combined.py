@@ -305,3 +305,16 @@ def test_the_enumeration_convicts_a_choice_that_looks_at_drawn_tokens():
                 first * (token == tokens[0]) + (1 - first) * float(residual[token])
             )
     assert max(abs(law[token,] - float(TARGET[0, token])) for token in range(3)) > 0.01
+
+
+def test_a_row_may_name_who_drafts_for_it():
+    """In one batch: one source only, the other only, and both; the one that draws is asked for no other rows."""
+    lookup, model = Fixed([1, 2, 3]), Fixed([7, 8, 9], stochastic=True, cost=0.1)
+    drafter = CombinedDrafter([lookup, model], [16, 16], ["ngram", "draft_model"])
+    rows = [row([5], 3, 0), row([5], 3, 1), row([5], 3, 2)]
+    wanted = [("ngram",), ("draft_model",), ("draft_model", "ngram")]
+    draft = drafter.propose([replace(each, methods=names) for each, names in zip(rows, wanted, strict=True)])
+    assert draft.token_ids.tolist() == [[1, 2, 3], [7, 8, 9], [1, 2, 3]]
+    assert lookup.asked == [[(0, 3), (2, 3)]]
+    assert model.asked == [[(1, 3)]]
+    assert drafter.cost == 0.1

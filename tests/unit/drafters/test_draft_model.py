@@ -160,3 +160,23 @@ def test_an_aborted_request_leaves_no_cache(model, target):
         engine.abort(str(i))
     assert drafter.model.slots.num_open == target.slots.num_open == 0
     assert not drafter._fed
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=3, max_tokens=16), SamplingParams(max_tokens=16)])
+def test_a_draft_ends_with_the_first_unlikely_token(model, target, params):
+    """The token stays, all before it were likely; and the output is that of plain decoding."""
+    drafter = DraftModelDrafter(target_for(noisy_copy(model, 0.05)), 64)
+    drafter.stop_below = 0.6
+    recorder = RecordingDrafter(drafter)
+    sequences = run(engine_for(target, recorder, num_speculative_tokens=5), PROMPTS, params)
+    widths = {width for step in recorder.widths for width in step}
+    assert len(widths) > 2, "drafts of several lengths"
+    for draft in recorder.drafts:
+        if draft.probs is not None:
+            for row, width in enumerate(draft.num_draft_tokens):
+                taken = draft.probs[row, range(width), draft.token_ids[row, :width]]
+                assert (taken[:-1] >= 0.6).all()
+                assert width in (0, 5) or taken[-1] < 0.6 or sequences[row].finish_reason
+    if params.is_greedy or params.seed is not None:
+        for sequence, prompt in zip(sequences, PROMPTS, strict=True):
+            assert sequence.output_token_ids == reference(model, prompt, params).token_ids

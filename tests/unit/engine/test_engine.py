@@ -192,3 +192,17 @@ def test_logprobs_with_drafts_are_those_of_plain_decoding(model, target, plain):
                 assert a[key].rank == b[key].rank
                 assert a[key].logprob == pytest.approx(b[key].logprob, abs=1e-4)
                 assert b[key].logprob == pytest.approx(float(all_logprobs[key]), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ("ngram", "sufix")}, "'sufix' is no part of this engine's method; choose among ngram"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens=-1 is below 0; 0 opts out"),
+    ],
+)
+def test_what_a_request_may_not_ask_of_the_drafter(options, message):
+    engine = engine_for(tiny_model(0), NGramDrafter(1, 4))
+    with pytest.raises(RequestError, match=message):
+        engine.add_request(Request("a", [1, 2, 3], SamplingParams(), **options))
+    assert not engine.has_unfinished_requests

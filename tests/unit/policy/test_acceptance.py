@@ -1,22 +1,31 @@
-"""Estimates of acceptance: survival by position, routes as the start, old counts fading."""
+"""Estimates of acceptance: by position, routes as the start, old counts fading, drafts that come back short, trees."""
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 
-from foredraft.policy.acceptance import FIRST_RATE, AcceptanceBook
+from foredraft.policy import PlanRow, RowOutcome
+from foredraft.policy.acceptance import FIRST_FOUND, FIRST_RATE, AcceptanceBook
 from foredraft.theory import expected_tokens_by_position
 
 
+def chain(sequence_id: int, drafted: int, accepted: int, *, planned: int | None = None, route: str = "a") -> RowOutcome:
+    return RowOutcome(sequence_id, route, drafted if planned is None else planned, drafted, range(accepted))
+
+
 def test_nothing_known_is_worth_a_try():
-    assert AcceptanceBook().survival(1, "a", 3) == pytest.approx([FIRST_RATE, FIRST_RATE**2, FIRST_RATE**3])
+    found = FIRST_FOUND ** np.arange(1, 4)
+    assert AcceptanceBook().survival(1, "a", 3) == pytest.approx(np.minimum(found, FIRST_RATE ** np.arange(1, 4)))
 
 
 def test_positions_are_told_apart():
     """The first two are always accepted and the third never: the fourth was never reached."""
     book = AcceptanceBook()
     for _ in range(60):
-        book.observe(1, "a", 4, 2)
+        book.observe([chain(1, 4, 2)])
     first, second, third, fourth = book.survival(1, "a", 4)
     assert first > 0.95
     assert second > 0.9
@@ -28,7 +37,7 @@ def test_positions_are_told_apart():
 def test_survival_falls():
     book = AcceptanceBook()
     for i in range(50):
-        book.observe(1, "a", 6, i * 7 % 7)
+        book.observe([chain(1, 6, i * 7 % 7)])
     survival = book.survival(1, "a", 20)
     assert survival == sorted(survival, reverse=True)
 
@@ -36,16 +45,57 @@ def test_survival_falls():
 def test_a_sequence_moves_away_from_its_route():
     book = AcceptanceBook()
     for _ in range(100):
-        book.observe(1, "a", 2, 0)
+        book.observe([chain(1, 2, 0)])
     for _ in range(20):
-        book.observe(2, "a", 2, 2)
+        book.observe([chain(2, 2, 2)])
     assert book.survival(2, "a", 1)[0] > 0.5
-    assert book.survival(3, "a", 1)[0] < 0.3
+    assert book.survival(3, "a", 1)[0] < 0.4
     book.forget(2)
-    assert book.survival(2, "a", 1)[0] < 0.3
+    assert book.survival(2, "a", 1)[0] < 0.4
 
 
-def test_an_empty_draft_tells_nothing():
+def test_a_step_without_a_plan_tells_nothing_but_makes_old():
+    """What a sequence has shown fades towards its route while it gets no drafts."""
     book = AcceptanceBook()
-    book.observe(1, "a", 0, 0)
-    assert book.survival(1, "a", 1) == [FIRST_RATE]
+    book.observe([chain(1, 0, 0)])
+    assert book.survival(1, "a", 1) == AcceptanceBook().survival(1, "a", 1)
+    for _ in range(30):
+        book.observe([chain(1, 2, 0), chain(2, 2, 2)])
+    low = book.survival(1, "a", 1)[0]
+    for _ in range(200):
+        book.observe([chain(1, 0, 0, planned=0)])
+    assert low < 0.3 < book.survival(1, "a", 1)[0]
+
+
+def test_a_draft_that_comes_back_empty_counts_as_no_gain_and_no_cost():
+    """A match every third step, then four tokens, all accepted: a third of each is expected, at a third of the cost."""
+    book = AcceptanceBook()
+    for i in range(300):
+        book.observe([chain(1, 0 if i % 3 else 4, 0 if i % 3 else 4, planned=4)])
+    chances, found = book.expected([PlanRow(1, 4, 100, "a")], 4)
+    assert chances[0] == pytest.approx([1 / 3] * 4, abs=0.06)
+    assert found[0] == pytest.approx([1 / 3] * 4, abs=0.06)
+    assert (chances <= found).all()
+
+
+def test_nodes_of_a_tree_are_counted_each_for_itself():
+    """The path goes through the nodes 0 and 3, or through 1 alone: a budget of 2 is worth 1, one of 4 is worth 1.5."""
+    book = AcceptanceBook(trees=True)
+    for i in range(400):
+        book.observe([RowOutcome(1, "a", 6, 6, (0, 3) if i % 2 else (1,))])
+    worth = np.cumsum(book.survival(1, "a", 6))
+    assert worth[1] == pytest.approx(1.0, abs=0.1)
+    assert worth[5] == pytest.approx(1.5, abs=0.15)
+
+
+def test_many_sequences_come_and_go():
+    """Places are used again, and nothing of a former owner is left there."""
+    book, rng = AcceptanceBook(), random.Random(0)
+    fresh = AcceptanceBook().survival(0, "unknown", 4)
+    for generation in range(20):
+        ids = range(50 * generation, 50 * (generation + 1))
+        book.observe([chain(i, 4, rng.randrange(5)) for i in ids])
+        for i in ids:
+            book.forget(i)
+    assert book.survival(10_000, "unknown", 4) == fresh
+    assert len(book._sequences.counts) < 200
