@@ -45,12 +45,15 @@ class AutoregressiveDrafter(Drafter):
 
     Args:
         vocab_size: of the target.
+        token_ids: the target's token of each column of the logits; None if they are the same.
     """
 
     stochastic = True
 
-    def __init__(self, vocab_size: int):
+    def __init__(self, vocab_size: int, token_ids: Tensor | None = None):
         self.vocab_size = vocab_size
+        self._token_ids = token_ids
+        self._target_tokens = None if token_ids is None else token_ids.tolist()
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         return self.draft(rows, [row.token_ids for row in rows])
@@ -84,11 +87,15 @@ class AutoregressiveDrafter(Drafter):
 
     def _over_target(self, logits: Tensor) -> Tensor:
         """The logits over the target's vocabulary, ``[chains, V]``; -inf for tokens that are not to be drafted."""
-        return logits
+        if self._token_ids is None:
+            return logits
+        scattered = logits.new_full((len(logits), self.vocab_size), float("-inf"))
+        scattered[:, self._token_ids] = logits
+        return scattered
 
     def _target_token(self, index: int) -> int:
         """The target's token of a column of the logits."""
-        return index
+        return index if self._target_tokens is None else self._target_tokens[index]
 
     def _draw(self, chains: list[Chain], logits: Tensor, keep_probs: bool) -> list[Chain]:
         """Add a token to each chain, with the distribution it was drawn from if ``keep_probs``.

@@ -31,11 +31,9 @@ class MedusaDrafter(AutoregressiveDrafter):
     feature_layers = (AFTER_NORM,)
 
     def __init__(self, heads: MedusaHeads, target: TargetModel):
-        super().__init__(target.vocab_size)
-        self.num_heads = heads.config.num_heads
         token_map = heads.token_map
-        self._token_ids = None if token_map is None else token_map.to(target.device, torch.int64)
-        self._target_tokens = None if token_map is None else token_map.tolist()
+        super().__init__(target.vocab_size, None if token_map is None else token_map.to(target.device, torch.int64))
+        self.num_heads = heads.config.num_heads
         packed = copy.deepcopy(heads).to(dtype=target.dtype, device=target.device).requires_grad_(False)
         pack(packed, target.native)
         self._heads = packed
@@ -64,16 +62,6 @@ class MedusaDrafter(AutoregressiveDrafter):
     def _run(self, sequence_ids: list[int], head: int) -> Tensor:
         logits: Tensor = self._heads(torch.stack([self._last[sequence_id][1] for sequence_id in sequence_ids]), head)
         return logits
-
-    def _over_target(self, logits: Tensor) -> Tensor:
-        if self._token_ids is None:
-            return logits
-        scattered = logits.new_full((len(logits), self.vocab_size), float("-inf"))
-        scattered[:, self._token_ids] = logits
-        return scattered
-
-    def _target_token(self, index: int) -> int:
-        return index if self._target_tokens is None else self._target_tokens[index]
 
 
 class MedusaTreeDrafter(TreeDrafter, MedusaDrafter):

@@ -30,11 +30,9 @@ class HeadDrafter(AutoregressiveDrafter):
     def __init__(
         self, runner: HeadRunner, feature_layers: tuple[int, ...], vocab_size: int, token_ids: Tensor | None = None
     ):
-        super().__init__(vocab_size)
+        super().__init__(vocab_size, token_ids)
         self.feature_layers = feature_layers
         self.cache = HeadCache(runner)
-        self._token_ids = token_ids
-        self._target_tokens = None if token_ids is None else token_ids.tolist()
         self._max_len = runner.slots.max_len
 
     def observe_features(self, sequence_id: int, token_ids: list[int], start: int, features: Tensor) -> None:
@@ -57,16 +55,6 @@ class HeadDrafter(AutoregressiveDrafter):
             return self.cache.read([(chain.row.sequence_id, chain.text) for chain in chains])
         parents = list(range(-1, len(chains[0].token_ids) - 1))
         return self.cache.extend([Nodes(c.row.sequence_id, c.token_ids[-1:], parents, [0]) for c in chains])
-
-    def _over_target(self, logits: Tensor) -> Tensor:
-        if self._token_ids is None:
-            return logits
-        scattered = logits.new_full((len(logits), self.vocab_size), float("-inf"))
-        scattered[:, self._token_ids] = logits
-        return scattered
-
-    def _target_token(self, index: int) -> int:
-        return index if self._target_tokens is None else self._target_tokens[index]
 
 
 class HeadTreeDrafter(TreeDrafter, HeadDrafter):

@@ -21,7 +21,7 @@ from foredraft.engine.scheduler import Schedule, ScheduledRow, Scheduler, trim
 from foredraft.engine.sequence import Sequence
 from foredraft.engine.verifier import Verifier, rule_for
 from foredraft.errors import IncompatibleDrafterError, RequestError
-from foredraft.policy import FixedPolicy, PlanRow, Policy
+from foredraft.policy import FixedPolicy, PlanRow, Policy, StepOutcome
 from foredraft.sampling import TokenCounts, check_token_ids, needs_counts
 from foredraft.target.features import HiddenStates
 from foredraft.target.forward import TargetModel
@@ -171,15 +171,10 @@ class Engine:
         outputs = deliver(complete, draft, verdicts, logits)
         for watch in self.watchers:
             watch(complete, draft, verdicts, outputs)
-        if features is not None:
-            self._hand_features(rows, verdicts, features)
-        for sequence in complete:
-            self.drafter.observe(sequence.sequence_id, sequence.token_ids)
+        self._tell_drafter(rows, verdicts, features)
         seconds = StepSeconds.between(started, planned, drafted, passed, verified, time.perf_counter())
         share_seconds(rows, seconds)
-        outcome = step_outcome(rows, plan, draft, verdicts, seconds)
-        self.policy.observe(outcome)
-        self._metrics.observe(outcome, self.policy.forecast)
+        self._account(step_outcome(rows, plan, draft, verdicts, seconds))
         self._retire(complete)
         return outputs
 
@@ -259,6 +254,18 @@ class Engine:
         for row in rows:
             path = next(verdict).path if row.completes else ()
             self.target.slots.commit(row.sequence.sequence_id, row.num_tokens, path)
+
+    def _tell_drafter(self, rows: list[Row], verdicts: list[Verdict], features: HiddenStates | None) -> None:
+        """The drafter's state follows what was committed."""
+        if features is not None:
+            self._hand_features(rows, verdicts, features)
+        for row in rows:
+            if row.completes:
+                self.drafter.observe(row.sequence.sequence_id, row.sequence.token_ids)
+
+    def _account(self, outcome: StepOutcome) -> None:
+        self.policy.observe(outcome)
+        self._metrics.observe(outcome, self.policy.forecast)
 
     def _hand_features(self, rows: list[Row], verdicts: list[Verdict], features: HiddenStates) -> None:
         """Give the drafter the hidden states of what was committed: fed tokens and accepted drafts."""
