@@ -48,8 +48,8 @@ class SpeculativeConfig:
         suffix_decoding_store: file with the responses kept, read if it exists and written by ``LLM.close()``.
         lookahead_window_size, lookahead_ngram_size, lookahead_guess_size: of ``lookahead``: guesses made side by
             side, tokens of an n-gram, and n-grams tried at once (W, N and G in the paper).
-        policy: ``fixed`` always drafts ``num_speculative_tokens``; ``goodput`` chooses each step's draft lengths, 0
-            included, from measured step times and acceptance. For comparison: ``heuristic`` (transformers' schedule of
+        policy: ``goodput`` chooses each step's draft lengths, 0 included, from measured step times and acceptance;
+            ``num_speculative_tokens`` is the most then. ``fixed`` always drafts so many. For comparison: ``heuristic`` (transformers' schedule of
             that name), ``confidence`` (a draft ends with a token less likely than the threshold), ``specdec++`` (it
             ends where a rejection has become likely) and ``tiers`` (lengths in tiers by mean acceptance, as SGLang).
         assistant_confidence_threshold: of ``confidence``; the name is transformers'.
@@ -81,7 +81,7 @@ class SpeculativeConfig:
     lookahead_window_size: int = 5
     lookahead_ngram_size: int = 4
     lookahead_guess_size: int = 3
-    policy: str = "fixed"
+    policy: str = "goodput"
     assistant_confidence_threshold: float = 0.4
     exit_layer: int | None = None
     skip_layers: tuple[int, ...] | None = None

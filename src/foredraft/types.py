@@ -7,7 +7,7 @@ logits, T tokens of a pass, V vocabulary, H heads, S keys, D head size.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -150,6 +150,17 @@ class Draft:
     num_draft_tokens: list[int]
     probs: Tensor | None = None
     path_probs: list[list[float]] | None = None
+
+    def first(self, counts: Sequence[int]) -> Draft:
+        """Only the first tokens of each row, at most as many as there are."""
+        width = max(counts, default=0)
+        return Draft(
+            self.token_ids[:, :width],
+            self.parents[:, :width],
+            list(counts),
+            None if self.probs is None else self.probs[:, :width],
+            None if self.path_probs is None else [p[:n] for p, n in zip(self.path_probs, counts, strict=True)],
+        )
 
     def depths(self, row: int) -> list[int]:
         """The depth of each of a row's tokens, 1 for children of the text."""

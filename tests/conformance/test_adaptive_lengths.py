@@ -115,6 +115,17 @@ def test_dropping_a_token_after_seeing_it_is_convicted(rule: str):
         assert distance(instance, law) < 1e-12
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_draft_that_is_a_function_of_the_text_may_be_cut_by_what_it_is(rule: str):
+    """As drafts of instant drafters are: the policy is told how much was found."""
+    for seed in range(3):
+        drawn = texts(seed, rule)
+        certain = tuple((probs == probs.max(axis=-1, keepdims=True)).astype(float) for probs in drawn.draft)
+        instance = Instance(drawn.target, certain)
+        for cut in (dropped_when_seen, ended_when_seen):
+            assert distance(instance, adaptive_law(instance, Adversary(), rule, limit=LIMIT, cut=cut)[0]) < 1e-12
+
+
 @pytest.mark.parametrize("stop_below", [0.0, 0.5])
 def test_tokens_of_an_engine_with_an_adversary_are_those_of_plain_decoding(stop_below: float):
     """Greedy and seeded, with lengths that jump about and drafts that end at unlikely tokens."""

@@ -105,7 +105,7 @@ def audit(
     speculative = shared.speculative_config(method, draft_model, num_speculative_tokens)
     options = AuditOptions(
         model=model,
-        speculative=dataclasses.replace(speculative, acceptance_rule=rule, allow_lossy=allow_lossy),
+        speculative=dataclasses.replace(speculative, acceptance_rule=rule, allow_lossy=allow_lossy, policy="fixed"),
         temperatures=shared.numbers("temperature", temperature),
         params=SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty, seed=seed),
         num_tokens=tokens,

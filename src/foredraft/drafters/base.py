@@ -66,6 +66,8 @@ class Drafter(ABC):
         reads_target_tokens: the caches of its models hold the target's token ids.
         cost: of a draft token, as a share of a target pass; 0 where no model is run.
         one_pass: all tokens of a draft come from one pass, so ``cost`` is that of a draft of any length.
+        instant: proposals are functions of the text and take microseconds, so they are made first, and the policy says
+            how much of each is verified.
         stop_below: a draft ends with a token that the drafter finds less likely than that; 0 never ends one early.
     """
 
@@ -77,6 +79,7 @@ class Drafter(ABC):
     reads_target_tokens: bool = True
     cost: float = 0.0
     one_pass: bool = False
+    instant: bool = False
     stop_below: float = 0.0
 
     @abstractmethod

@@ -110,6 +110,7 @@ class CombinedDrafter(Drafter):
         self.makes_trees = any(source.makes_trees for source in sources)
         self.num_top_tokens = max(source.num_top_tokens for source in sources)
         self.stochastic = any(source.stochastic for source in sources)
+        self.instant = all(source.instant for source in sources)
         self.rolls_back = all(source.rolls_back for source in sources)
         self._states: dict[int, _State] = {}
 

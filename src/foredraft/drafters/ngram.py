@@ -58,6 +58,8 @@ class NGramIndex:
 class NGramDrafter(Drafter):
     """Drafts from the sequence's own text. Deterministic; state per sequence only."""
 
+    instant = True
+
     def __init__(self, prompt_lookup_min: int, prompt_lookup_max: int):
         self._range = (prompt_lookup_min, prompt_lookup_max)
         self._indexes: dict[int, NGramIndex] = {}

@@ -73,6 +73,8 @@ class PredictionCursor:
 class PredictionDrafter(Drafter):
     """Drafts what the request's prediction says comes next; requests without one get no draft. Deterministic."""
 
+    instant = True
+
     def __init__(self) -> None:
         self._cursors: dict[int, PredictionCursor] = {}
         self._known: dict[int, int] = {}  # tokens of the text that a cursor has seen; the prompt at first

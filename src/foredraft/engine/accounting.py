@@ -23,10 +23,10 @@ class StepSeconds:
 
     @classmethod
     def between(
-        cls, started: float, planned: float, drafted: float, passed: float, verified: float, ended: float
+        cls, started: float, drafted: float, passed: float, verified: float, ended: float, draft_s: float
     ) -> StepSeconds:
-        """From the clock at the ends of the parts."""
-        return cls(drafted - planned, passed - drafted, verified - passed, ended - verified + planned - started)
+        """From the clock at the ends of the parts, and what of the first was the drafter's."""
+        return cls(draft_s, passed - drafted, verified - passed, ended - verified + drafted - started - draft_s)
 
 
 def share_seconds(rows: Seq[ScheduledRow[Sequence]], seconds: StepSeconds) -> None:

@@ -157,9 +157,7 @@ class Engine:
         if not rows:
             return []
         complete = [row.sequence for row in rows if row.completes]
-        plan = self._plan(schedule)
-        planned = time.perf_counter()
-        draft = self.drafter.propose([_draft_row(s, k) for s, k in zip(complete, plan, strict=True)])
+        plan, draft, draft_s = self._draft(schedule, complete)
         drafted = time.perf_counter()
         features = HiddenStates(self.drafter.feature_layers) if self.drafter.feature_layers else None
         logits = self.target.forward(self._pass_rows(rows, draft), features)
@@ -172,7 +170,7 @@ class Engine:
         for watch in self.watchers:
             watch(complete, draft, verdicts, outputs)
         self._tell_drafter(rows, verdicts, features)
-        seconds = StepSeconds.between(started, planned, drafted, passed, verified, time.perf_counter())
+        seconds = StepSeconds.between(started, drafted, passed, verified, time.perf_counter(), draft_s)
         share_seconds(rows, seconds)
         self._account(step_outcome(rows, plan, draft, verdicts, seconds))
         self._retire(complete)
@@ -227,11 +225,29 @@ class Engine:
             sequence.admitted_s = sequence.admitted_s or time.perf_counter()
         return self.scheduler.schedule()
 
-    def _plan(self, schedule: Schedule[Sequence]) -> list[int]:
-        """Draft tokens for the rows that will get logits, within what the step may feed."""
-        plan_rows = [_plan_row(row.sequence) for row in schedule.rows if row.completes]
-        fed = sum(row.num_tokens for row in schedule.rows)
-        return trim(self.policy.plan(plan_rows, fed - len(plan_rows)), schedule.num_draft_tokens)
+    def _draft(self, schedule: Schedule[Sequence], complete: list[Sequence]) -> tuple[list[int], Draft, float]:
+        """Draft tokens for the rows that will get logits: how many are planned, which, and the drafter's seconds."""
+        limits = [s.draft_limit for s in complete]
+        if not self.drafter.instant:
+            plan = self._plan(schedule, complete, limits)
+            return plan, *self._propose(complete, plan)
+        draft, draft_s = self._propose(complete, limits)
+        plan = self._plan(schedule, complete, draft.num_draft_tokens)
+        return plan, draft.first(plan), draft_s
+
+    def _plan(self, schedule: Schedule[Sequence], complete: list[Sequence], limits: list[int]) -> list[int]:
+        """Draft tokens of each row, within what the step may feed."""
+        rows = [
+            PlanRow(s.sequence_id, limit, len(s.token_ids), s.request.route)
+            for s, limit in zip(complete, limits, strict=True)
+        ]
+        num_other_tokens = sum(row.num_tokens for row in schedule.rows) - len(rows)
+        return trim(self.policy.plan(rows, num_other_tokens), schedule.num_draft_tokens)
+
+    def _propose(self, complete: list[Sequence], counts: list[int]) -> tuple[Draft, float]:
+        started = time.perf_counter()
+        draft = self.drafter.propose([_draft_row(s, n) for s, n in zip(complete, counts, strict=True)])
+        return draft, time.perf_counter() - started
 
     def _pass_rows(self, rows: list[Row], draft: Draft) -> list[PassRow]:
         """The tokens that each row feeds: its pending ones and, if that completes it, its draft."""
@@ -311,10 +327,6 @@ class Engine:
         self.drafter.forget(sequence.sequence_id)
         self.policy.forget(sequence.sequence_id)
         self.memory.close(sequence)
-
-
-def _plan_row(sequence: Sequence) -> PlanRow:
-    return PlanRow(sequence.sequence_id, sequence.draft_limit, len(sequence.token_ids), sequence.request.route)
 
 
 def _check_capabilities(drafter: Drafter, target: TargetModel, rule: str) -> None:

@@ -36,6 +36,8 @@ REPEATS, FEWEST = 5, 2
 BUDGET_S = 10.0
 """After so many seconds no further round begins, but for the fewest."""
 SHORT, LONG = 16, 1024
+SHORTEST_S = 1e-6
+"""A point of the table that noise has driven to nothing stays a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ def fit_table(samples: Sequence[PassSample]) -> PassTable:
     scale = np.maximum(matrix.max(axis=0), 1e-30)
     found, _ = nnls(matrix / scale, np.ones(len(samples)))
     *points, row_s, key_s, pair_s = (found / scale).tolist()
-    return PassTable(tuple(knots), tuple(_rising(points)), key_s, pair_s, row_s)
+    return PassTable(tuple(knots), tuple(max(SHORTEST_S, s) for s in _rising(points)), key_s, pair_s, row_s)
 
 
 def _rising(values: list[float]) -> list[float]:

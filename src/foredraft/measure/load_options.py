@@ -86,9 +86,11 @@ class LoadOptions:
     def arms(self) -> dict[str, SpeculativeConfig]:
         """The arms by name: plain, the fixed draft lengths, auto."""
         model = (self.draft_model or self.model) if needs_draft_model(self.method) else None
-        arms = {PLAIN: SpeculativeConfig()}
+        arms = {PLAIN: SpeculativeConfig(policy="fixed")}
         for length in self.draft_lens:
-            arms[f"k={length}"] = SpeculativeConfig(method=self.method, model=model, num_speculative_tokens=length)
+            arms[f"k={length}"] = SpeculativeConfig(
+                method=self.method, model=model, num_speculative_tokens=length, policy="fixed"
+            )
         arms[AUTO] = SpeculativeConfig(
             method=self.method, model=model, num_speculative_tokens=self.num_speculative_tokens, policy="goodput"
         )

@@ -8,17 +8,17 @@ that the first steps of a sequence are already sensible.
 In a chain the n-th token can only be accepted if those before it were, so rates are kept of drafts that got so far. In
 a tree grown best first the n-th node adds to what the smaller tree would have had accepted exactly if it lies on the
 accepted path; so nodes are counted each for itself, and the worth of a budget of n is the sum of their rates.
+
+All of it runs once a step over a few numbers, where plain Python is several times as fast as arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import accumulate
+from operator import mul
 
 from foredraft.policy.base import PlanRow, RowOutcome
-from foredraft.policy.filters import Floats
 
 NUM_UNITS = 64
 """Draft tokens told apart: as many as a draft may have."""
@@ -33,10 +33,53 @@ FIRST_RATE, FIRST_FOUND, FIRST_TRIALS = 0.8, 0.9, 4.0
 """What is supposed of a route that nothing is known of: that it is worth a try."""
 TREE_FALL = 0.8
 """What is supposed of the next node of a tree, as a share of the one before."""
+HEAVY = 1e9
+"""Weight of a new trial at which counts are scaled down."""
 
-ASKED, FOUND, JUDGED, ACCEPTED = range(4)
-"""Counts kept for each unit: an n-th token was asked for (and all before it came), it came; it was to be judged (it may
-not have come), it was accepted."""
+
+class Counts:
+    """Of a sequence or a route, by unit: an n-th token was asked for (and all before it came), it came; it was to be
+    judged (it may not have come), it was accepted.
+
+    Instead of old trials growing lighter, new ones grow heavier: ``weight`` is that of the next one.
+    """
+
+    __slots__ = ("accepted", "asked", "found", "judged", "weight")
+
+    def __init__(self) -> None:
+        self.asked, self.found, self.judged, self.accepted = ([0.0] * NUM_UNITS for _ in range(4))
+        self.weight = 1.0
+
+    def fade(self, decay: float) -> None:
+        """All trials so far count less."""
+        self.weight /= decay
+        if self.weight > HEAVY:
+            for name in ("asked", "found", "judged", "accepted"):
+                setattr(self, name, [count / self.weight for count in getattr(self, name)])
+            self.weight = 1.0
+
+    def add(self, row: RowOutcome, *, tree: bool) -> None:
+        """A trial of each unit that was planned."""
+        drafted, accepted = row.num_draft_tokens, row.num_accepted
+        self._count(self.asked, range(min(row.planned, drafted + 1)))
+        self._count(self.found, range(drafted))
+        self._count(self.judged, range(row.planned if tree else min(row.planned, accepted + 1)))
+        self._count(self.accepted, row.path if tree else range(accepted))
+
+    def found_rates(self, prior: Sequence[float], trials: float) -> list[float]:
+        """By unit, with so many trials of the prior's rates."""
+        return self._rates(self.found, self.asked, prior, trials)
+
+    def accepted_rates(self, prior: Sequence[float], trials: float) -> list[float]:
+        return self._rates(self.accepted, self.judged, prior, trials)
+
+    def _count(self, counts: list[float], units: Sequence[int]) -> None:
+        for unit in units:
+            counts[unit] += self.weight
+
+    def _rates(self, hits: list[float], tried: list[float], prior: Sequence[float], trials: float) -> list[float]:
+        trials *= self.weight
+        return [(hit + trials * rate) / (count + trials) for hit, count, rate in zip(hits, tried, prior, strict=False)]
 
 
 class AcceptanceBook:
@@ -48,120 +91,67 @@ class AcceptanceBook:
 
     def __init__(self, *, trees: bool = False):
         self._trees = trees
-        self._profile: Floats = np.power(TREE_FALL, np.arange(NUM_UNITS, dtype=np.float64))
-        self._sequences, self._routes = _Table(), _Table()
+        self._sequences: dict[int, Counts] = {}
+        self._routes: dict[str, Counts] = {}
+        self._nobody = Counts()
 
     def observe(self, rows: Sequence[RowOutcome]) -> None:
         """Drafts were judged; what is known of a row for which none was planned gets old."""
-        idle = self._sequences.known([row.sequence_id for row in rows if not row.planned])
-        self._sequences.counts[idle] *= IDLE_DECAY
-        rows = [row for row in rows if row.planned]
-        if not rows:
-            return
-        new = self._outcomes(rows)
-        places = self._sequences.places([row.sequence_id for row in rows])
-        self._sequences.counts[places] *= DECAY
-        self._sequences.counts[places] += new
-        routes = self._routes.places([row.route for row in rows])
-        decays = ROUTE_DECAY ** np.bincount(routes, minlength=len(self._routes.counts))
-        self._routes.counts *= decays[:, None, None]
-        np.add.at(self._routes.counts, routes, new)
+        for row in rows:
+            if row.planned:
+                own = self._sequences.setdefault(row.sequence_id, Counts())
+                shared = self._routes.setdefault(row.route, Counts())
+                for counts, decay in ((own, DECAY), (shared, ROUTE_DECAY)):
+                    counts.fade(decay)
+                    counts.add(row, tree=self._trees)
+            elif row.sequence_id in self._sequences:
+                self._sequences[row.sequence_id].fade(IDLE_DECAY)
 
     def forget(self, sequence_id: int) -> None:
-        self._sequences.drop(sequence_id)
+        self._sequences.pop(sequence_id, None)
 
-    def expected(self, rows: Sequence[PlanRow], num_units: int) -> tuple[Floats, Floats]:
+    def expected(self, rows: Sequence[PlanRow], num_units: int) -> tuple[list[list[float]], list[list[float]]]:
         """``[B, num_units]`` each: the chance that an n-th draft token is accepted, and that it is there at all."""
-        shared = self._routes.of([row.route for row in rows], num_units)
-        own = self._sequences.of([row.sequence_id for row in rows], num_units)
-        accepted = _rates(shared, own, JUDGED, ACCEPTED, FIRST_RATE, self._profile[:num_units] if self._trees else None)
-        found = _running(_rates(shared, own, ASKED, FOUND, FIRST_FOUND, None))
-        chances = accepted if self._trees else _running(accepted)
-        return np.minimum(chances, found), found
+        priors = {route: self._route_rates(route, num_units) for route in {row.route for row in rows}}
+        chances, found = [], []
+        for row in rows:
+            own = self._sequences.get(row.sequence_id, self._nobody)
+            accepted_prior, found_prior = priors[row.route]
+            rates = own.accepted_rates(accepted_prior, ROUTE_TRIALS)
+            there = list(accumulate(own.found_rates(found_prior, ROUTE_TRIALS), mul))
+            chances.append(list(map(min, rates if self._trees else accumulate(rates, mul), there)))
+            found.append(there)
+        return chances, found
 
     def survival(self, sequence_id: int, route: str, length: int) -> list[float]:
         """Chance that draft tokens 1 .. ``length`` of one sequence are accepted."""
-        survival: list[float] = self.expected([PlanRow(sequence_id, length, 0, route)], length)[0][0].tolist()
-        return survival
+        return self.expected([PlanRow(sequence_id, length, 0, route)], length)[0][0]
 
-    def _outcomes(self, rows: Sequence[RowOutcome]) -> Floats:
-        """What the rows add to the counts, ``[B, 4, units]``."""
-        unit = np.arange(NUM_UNITS)
-        planned, drafted, accepted = (
-            np.array(values)[:, None]
-            for values in zip(*((row.planned, row.num_draft_tokens, row.num_accepted) for row in rows), strict=True)
-        )
-        asked = unit < planned
-        new = np.zeros((len(rows), 4, NUM_UNITS))
-        new[:, ASKED] = asked & (unit <= drafted)
-        new[:, FOUND] = asked & (unit < drafted)
-        if not self._trees:
-            new[:, JUDGED] = asked & (unit <= accepted)
-            new[:, ACCEPTED] = asked & (unit < accepted)
-            return new
-        new[:, JUDGED] = asked
-        for i, row in enumerate(rows):
-            new[i, ACCEPTED, list(row.path)] = 1.0
-        return new
+    def _route_rates(self, route: str, num_units: int) -> tuple[list[float], list[float]]:
+        """Rates of acceptance and of being found, with those of the other units as prior."""
+        counts = self._routes.get(route, self._nobody)
+        if self._trees:
+            accepted = counts.accepted_rates(self._tree_prior(counts, num_units), FIRST_TRIALS)
+        else:
+            accepted = counts.accepted_rates(
+                _chain_prior(counts.accepted, counts.judged, counts.weight, FIRST_RATE, num_units), FIRST_TRIALS
+            )
+        prior = _chain_prior(counts.found, counts.asked, counts.weight, FIRST_FOUND, num_units)
+        return accepted, counts.found_rates(prior, FIRST_TRIALS)
 
-
-def _rates(shared: Floats, own: Floats, trials: int, hits: int, first: float, profile: Floats | None) -> Floats:
-    """Hits over trials by unit: a sequence's with its route's as prior, and that one's with the rate of other units.
-
-    Args:
-        profile: what is supposed of each unit of a tree relative to the first, besides that it is nearly as good as the
-            one before; None for rates that are alike but for the first unit, which says whether anything was found.
-    """
-    prior = np.full_like(shared[:, hits], first)
-    pooled = 0 if profile is not None else 1
-    weights = shared[:, trials, pooled:] if profile is None else shared[:, trials] * profile
-    level = (shared[:, hits, pooled:].sum(axis=1) + FIRST_TRIALS * first) / (weights.sum(axis=1) + FIRST_TRIALS)
-    if profile is None:
-        prior[:, 1:] = level[:, None]
-    else:
-        prior = np.minimum(1.0, level[:, None] * profile)
-        raw = (shared[:, hits] + FIRST_TRIALS * prior) / (shared[:, trials] + FIRST_TRIALS)
-        prior[:, 1:] = np.maximum(prior[:, 1:], TREE_FALL * raw[:, :-1])
-    route = (shared[:, hits] + FIRST_TRIALS * prior) / (shared[:, trials] + FIRST_TRIALS)
-    rates: Floats = (own[:, hits] + ROUTE_TRIALS * route) / (own[:, trials] + ROUTE_TRIALS)
-    return rates
+    def _tree_prior(self, counts: Counts, num_units: int) -> list[float]:
+        """Nodes fall off from the first one on, but each is nearly as good as the one before has shown to be."""
+        profile = [TREE_FALL**unit for unit in range(num_units)]
+        trials = FIRST_TRIALS * counts.weight
+        tried = sum(count * share for count, share in zip(counts.judged, profile, strict=False))
+        level = (sum(counts.accepted[:num_units]) + trials * FIRST_RATE) / (tried + trials)
+        falling = [min(1.0, level * share) for share in profile]
+        shown = counts.accepted_rates(falling, FIRST_TRIALS)
+        return [falling[0], *(max(rate, TREE_FALL * before) for rate, before in zip(falling[1:], shown, strict=False))]
 
 
-def _running(rates: Floats) -> Floats:
-    """Products of the first 1, 2, 3, ... rates of each row."""
-    products: Floats = np.multiply.accumulate(rates, axis=1)
-    return products
-
-
-class _Table:
-    """Counts ``[places, 4, units]`` by name; the first place belongs to nobody and stays zero."""
-
-    def __init__(self) -> None:
-        self.counts: Floats = np.zeros((8, 4, NUM_UNITS))
-        self._places: dict[int | str, int] = {}
-        self._free = list(range(1, 8))
-
-    def places(self, names: Sequence[int | str]) -> NDArray[np.int64]:
-        """A place for each name, made if there is none."""
-        for name in names:
-            if name not in self._places:
-                if not self._free:
-                    size = len(self.counts)
-                    self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
-                    self._free = list(range(size, 2 * size))
-                self._places[name] = self._free.pop()
-        return np.array([self._places[name] for name in names])
-
-    def known(self, names: Sequence[int | str]) -> list[int]:
-        """The places of those of the names that have one."""
-        return [self._places[name] for name in names if name in self._places]
-
-    def of(self, names: Sequence[int | str], num_units: int) -> Floats:
-        """The counts of each name, zeros for one that is not known."""
-        return self.counts[[self._places.get(name, 0) for name in names], :, :num_units]
-
-    def drop(self, name: int | str) -> None:
-        place = self._places.pop(name, None)
-        if place is not None:
-            self.counts[place] = 0.0
-            self._free.append(place)
+def _chain_prior(hits: list[float], tried: list[float], weight: float, first: float, num_units: int) -> list[float]:
+    """Rates of the units of a chain are alike but for the first, which says whether anything was found."""
+    trials = FIRST_TRIALS * weight
+    level = (sum(hits[1:num_units]) + trials * first) / (sum(tried[1:num_units]) + trials)
+    return [first, *[level] * (num_units - 1)]

@@ -5,9 +5,10 @@ A pass of M tokens over B rows takes
     pass(M) + row_s * (B - 1) + key_s * (context of all rows) + pair_s * (sum over rows of further tokens * context)
 
 where pass(M) is flat while the weights are the bottleneck and rises with M after that. The table comes from
-:mod:`foredraft.engine.profile`. Real steps correct it in two ways that are told apart: the machine's speed at the
-moment, which is the same for all passes and changes quickly (a neighbour's load), and the shape of the table, which
-changes slowly, neighbouring sizes together. Single slow steps move neither (see ``filters``).
+:mod:`foredraft.engine.profile`. Real steps correct it in ways that are told apart. Two factors say how slow the machine
+is at the moment, one for reading the weights, which is what a pass of one token does, and one for all that comes on top:
+both change quickly, mostly together (a neighbour's load), sometimes not (memory alone becomes faster). The shape of the
+table changes slowly. Single slow steps move none of them (see ``filters``).
 
 Drafting takes ``once_s + step_s * (longest draft) + token_s * (all draft tokens)``: a drafter that runs a model for
 every token pays the second, heads that draft all at once the first, and one that copies next to nothing.
@@ -23,6 +24,8 @@ from foredraft.policy.filters import Floats, LinearCost, RobustFilter
 
 SPEED, SPEED_DRIFT = 0.3, 0.03
 """How far the speed may be from that of the measurement (natural logarithm), and its change from step to step."""
+RATIO, RATIO_DRIFT = 0.1, 0.01
+"""The same of the ratio of the two factors."""
 SHAPE, SHAPE_DRIFT = 0.15, 0.002
 """The same of a point of the table."""
 NOISE = 0.08
@@ -94,21 +97,20 @@ class PassCost:
     def __init__(self, table: PassTable):
         self.table = table
         self._knots, self._measured = table.continued()
-        count = len(table.num_tokens)
-        places = np.log(self._knots[:count])
-        covariance = np.zeros((count + 1, count + 1))
-        covariance[0, 0] = SPEED**2
-        covariance[1:, 1:] = SHAPE**2 * np.exp(-np.abs(places[:, None] - places))
-        drift = [SPEED_DRIFT, *[SHAPE_DRIFT] * count]
-        self._filter = RobustFilter(np.zeros(count + 1), covariance, drift)  # logarithms: speed, then shape
         self._points = self._measured
+        places = np.log(self._knots[:-1])
+        covariance = np.diag([SPEED**2, RATIO**2, *[0.0] * len(places)])
+        covariance[2:, 2:] = SHAPE**2 * np.exp(-np.abs(places[:, None] - places))
+        drift = [SPEED_DRIFT, RATIO_DRIFT, *[SHAPE_DRIFT] * len(places)]
+        self._filter = RobustFilter(np.zeros(len(drift)), covariance, drift)  # logarithms: the two factors, the shape
 
     def seconds(self, num_rows: int, num_tokens: Floats, num_keys: int, num_pairs: Floats) -> Floats:
         """Of passes over ``num_rows`` rows, on the machine as it has been lately; arrays of equal length."""
         table = self.table
+        reading, further = self._factors()
         attention = table.key_s * num_keys + table.pair_s * np.maximum(0.0, num_pairs - num_keys)
         base = np.interp(num_tokens, self._knots, self._points) + table.row_s * max(0, num_rows - 1)
-        predicted: Floats = np.exp(self._filter.mean[0]) * (base + attention)
+        predicted: Floats = further * (base + attention) + (reading - further) * self._points[0]
         return predicted
 
     def observe(self, num_rows: int, num_tokens: int, num_keys: int, num_pairs: int, seconds: float) -> None:
@@ -116,15 +118,22 @@ class PassCost:
         at = min(max(int(np.searchsorted(self._knots, num_tokens)), 1), len(self._knots) - 1)
         step = self._knots[at] - self._knots[at - 1]
         right = min(1.0, max(0.0, (num_tokens - self._knots[at - 1]) / step))
-        speed = float(np.exp(self._filter.mean[0]))
+        reading, further = self._factors()
         weights = np.zeros(len(self._filter.mean))
         weights[0] = 1.0
+        weights[1] = 1.0 - reading * self._points[0] / predicted
+        weights[2] = (reading - further) * self._points[0] / predicted
         for knot, share in ((at - 1, 1.0 - right), (at, right)):
             inner = min(knot, len(self._knots) - 2)  # the point far behind moves with the last one
-            weights[1 + inner] += share * speed * self._points[knot] / predicted
+            weights[2 + inner] += share * further * self._points[knot] / predicted
         self._filter.update(weights, float(np.log(max(seconds, 1e-9) / predicted)), NOISE, at)
-        shape = np.exp(self._filter.mean[1:])
+        shape = np.exp(self._filter.mean[2:])
         self._points = self._measured * np.append(shape, shape[-1])
+
+    def _factors(self) -> tuple[float, float]:
+        """How slow the machine is at the moment at reading the weights, and at all that comes on top."""
+        speed, ratio = self._filter.mean[:2]
+        return float(np.exp(speed)), float(np.exp(speed + ratio))
 
 
 class StepCost:

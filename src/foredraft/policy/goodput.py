@@ -109,7 +109,7 @@ class GoodputPolicy:
         self.acceptance.forget(sequence_id)
 
     def _options(self, rows: Sequence[PlanRow], limit: int, num_other_tokens: int) -> _Options:
-        chances, found = self.acceptance.expected(rows, limit)
+        chances, found = (np.array(each) for each in self.acceptance.expected(rows, limit))
         limits, contexts = np.array([[row.limit, row.context_len] for row in rows]).T
         worth = np.minimum.accumulate(chances / np.maximum(found, 1e-9), axis=1)
         whose, unit = np.nonzero(np.arange(limit) < limits[:, None])

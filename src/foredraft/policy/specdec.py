@@ -33,7 +33,7 @@ class SpecDecPolicy:
         if not limit:
             return [0] * len(rows)
         chances, _ = self.acceptance.expected(rows, limit)
-        going_on = (1.0 - chances <= THRESHOLD).sum(axis=1).tolist()
+        going_on = [sum(1.0 - chance <= THRESHOLD for chance in each) for each in chances]
         return [min(row.limit, count + 1) for row, count in zip(rows, going_on, strict=True)]
 
     def observe(self, step: StepOutcome) -> None:

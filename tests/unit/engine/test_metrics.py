@@ -73,7 +73,7 @@ def test_goodput_with_and_without_speculation():
 def test_the_controllers_forecasts_reach_the_metrics():
     table = PassTable((1, 64), (0.001, 0.01), 0.0, 0.0)
     engine = engine_for(tiny_model(3, context=0.01), NGramDrafter(1, 4), policy=GoodputPolicy(StepCost(table)))
-    engine.add_request(Request("a", [7, 8, 9, 10, 7, 8, 9], GREEDY))
+    engine.add_request(Request("a", [7, 8, 9, 10, 7, 8, 9], SamplingParams(temperature=0.0, max_tokens=80)))
     while engine.has_unfinished_requests:
         engine.step()
     goodput = engine.metrics.goodput
