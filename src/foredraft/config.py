@@ -49,9 +49,10 @@ class SpeculativeConfig:
         lookahead_window_size, lookahead_ngram_size, lookahead_guess_size: of ``lookahead``: guesses made side by
             side, tokens of an n-gram, and n-grams tried at once (W, N and G in the paper).
         policy: ``goodput`` chooses each step's draft lengths, 0 included, from measured step times and acceptance;
-            ``num_speculative_tokens`` is the most then. ``fixed`` always drafts so many. For comparison: ``heuristic`` (transformers' schedule of
-            that name), ``confidence`` (a draft ends with a token less likely than the threshold), ``specdec++`` (it
-            ends where a rejection has become likely) and ``tiers`` (lengths in tiers by mean acceptance, as SGLang).
+            ``num_speculative_tokens`` is the most then. ``fixed`` always drafts so many. For comparison:
+            ``heuristic`` (transformers' schedule of that name), ``confidence`` (a draft ends with a token less likely
+            than the threshold), ``specdec++`` (it ends where a rejection has become likely) and ``tiers`` (lengths in
+            tiers by mean acceptance, as SGLang).
         assistant_confidence_threshold: of ``confidence``; the name is transformers'.
         exit_layer: how many layers draft under ``early_exit``; None takes a third of them.
         skip_layers: layers left out under ``layer_skip``; None searches for them once (see ``drafters.layer_search``).

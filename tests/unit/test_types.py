@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from foredraft.errors import ForedraftError, InvalidOptionError
-from foredraft.types import FinishReason, RequestMetrics, SamplingParams, Verdict
+from foredraft.types import Draft, FinishReason, RequestMetrics, SamplingParams, Verdict
 
 
 @pytest.mark.parametrize(
@@ -116,3 +117,17 @@ def test_small_nouns():
     """Values as in the OpenAI API; accepted tokens are the path."""
     assert [str(reason) for reason in FinishReason] == ["stop", "length", "abort"]
     assert Verdict([4, 5, 6], [0, 1], True).num_accepted_tokens == 2
+
+
+def test_the_first_tokens_of_a_draft():
+    """Rows of 3, 1 and 0 tokens, cut to 2, 1 and 0; a tree's nodes come after their parents, so what is left is one."""
+    tokens = torch.tensor([[4, 5, 6], [7, 0, 0], [0, 0, 0]])
+    parents = torch.tensor([[-1, 0, 0], [-1, 0, 0], [0, 0, 0]])
+    draft = Draft(tokens, parents, [3, 1, 0], torch.rand(3, 3, 8), [[0.9, 0.5, 0.4], [0.7], []])
+    cut = draft.first([2, 1, 0])
+    assert cut.token_ids.tolist() == [[4, 5], [7, 0], [0, 0]]
+    assert cut.parents.tolist() == [[-1, 0], [-1, 0], [0, 0]]
+    assert cut.num_draft_tokens == [2, 1, 0]
+    assert cut.path_probs == [[0.9, 0.5], [0.7], []]
+    assert cut.probs.equal(draft.probs[:, :2])
+    assert draft.first([0, 0, 0]).token_ids.shape == (3, 0)

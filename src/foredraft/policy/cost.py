@@ -5,10 +5,10 @@ A pass of M tokens over B rows takes
     pass(M) + row_s * (B - 1) + key_s * (context of all rows) + pair_s * (sum over rows of further tokens * context)
 
 where pass(M) is flat while the weights are the bottleneck and rises with M after that. The table comes from
-:mod:`foredraft.engine.profile`. Real steps correct it in ways that are told apart. Two factors say how slow the machine
-is at the moment, one for reading the weights, which is what a pass of one token does, and one for all that comes on top:
-both change quickly, mostly together (a neighbour's load), sometimes not (memory alone becomes faster). The shape of the
-table changes slowly. Single slow steps move none of them (see ``filters``).
+:mod:`foredraft.engine.profile`. Real steps correct it in ways that are told apart. Two factors say how slow the
+machine is at the moment, one for reading the weights, which is what a pass of one token does, and one for all that
+comes on top: both change quickly, mostly together (a neighbour's load), sometimes not (memory alone becomes faster).
+The shape of the table changes slowly. Single slow steps move none of them (see ``filters``).
 
 Drafting takes ``once_s + step_s * (longest draft) + token_s * (all draft tokens)``: a drafter that runs a model for
 every token pays the second, heads that draft all at once the first, and one that copies next to nothing.
