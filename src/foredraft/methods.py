@@ -44,6 +44,10 @@ METHODS: dict[str, Method] = {
     "medusa": Method(
         module="foredraft.drafters.medusa", num_speculative_tokens=4, takes_tree_width=True, takes_model=True
     ),
+    "pard": Method(module="foredraft.drafters.pard", num_speculative_tokens=8, takes_tree_width=True, takes_model=True),
+    "dflash": Method(
+        module="foredraft.drafters.dflash", num_speculative_tokens=7, takes_tree_width=True, takes_model=True
+    ),
     "early_exit": Method(module="foredraft.drafters.early_exit", num_speculative_tokens=4, has_confidence=True),
     "layer_skip": Method(module="foredraft.drafters.layer_skip", num_speculative_tokens=4, has_confidence=True),
     "sparse_kv": Method(module="foredraft.drafters.sparse_kv", num_speculative_tokens=4, has_confidence=True),

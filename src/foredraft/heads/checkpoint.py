@@ -100,6 +100,31 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], where: Path, ignored:
     module.load_state_dict({name: tensors[name] for name in expected}, assign=True)
 
 
+def with_vocabulary(path: Path, size: int, vocab_size: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with ``d2t`` and ``t2d``, which may be left out where the draft vocabulary is the target's.
+
+    Raises:
+        ModelLoadError: ``d2t`` is missing, or gives no ``size`` different tokens of the target.
+    """
+    d2t = tensors.get("d2t")
+    if d2t is None:
+        if size != vocab_size:
+            raise ModelLoadError(
+                f"the head in {path} lacks the tensor d2t of shape [{size}], without which its {size} ids cannot be "
+                f"told from the {vocab_size} of the target"
+            )
+        d2t = torch.zeros(size, dtype=torch.int64)
+    token_ids = d2t.to(torch.int64) + torch.arange(len(d2t))
+    if len(token_ids.unique()) != len(token_ids) or not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
+        raise ModelLoadError(
+            f"tensor d2t of the head in {path} does not give {len(token_ids)} different tokens of the target's "
+            f"{vocab_size}; it must hold offsets: id i is token i + d2t[i]"
+        )
+    t2d = torch.zeros(vocab_size, dtype=torch.bool)
+    t2d[token_ids] = True
+    return {**tensors, "d2t": d2t.to(torch.int64), "t2d": t2d}
+
+
 def write_speculators(
     path: Path,
     kind: str,

@@ -65,7 +65,7 @@ def _scores(head: Eagle3Head, target: TargetModel, tokens: list[int]) -> dict[st
     }
     possible = {name: ids for name, ids in layers.items() if min(ids) >= 0 and max(ids) <= num_layers}
     wanted = sorted({*own, *(layer for ids in possible.values() for layer in ids)})
-    states, said = _run(target, tokens, tuple(wanted))
+    states, said = states_of(target, tokens, tuple(wanted))
 
     def score(variant: Eagle3Head, layer_ids: list[int] | tuple[int, ...]) -> float:
         features = torch.cat([states[:, wanted.index(layer)] for layer in layer_ids], -1)
@@ -88,7 +88,7 @@ def _with_flag(head: Eagle3Head, flag: str, value: bool) -> Eagle3Head:
     return variant
 
 
-def _run(target: TargetModel, tokens: list[int], layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def states_of(target: TargetModel, tokens: list[int], layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """States ``[S, layers, hidden]`` of a text, and the token that the target puts behind each place ``[S]``."""
     target.tap(layers)
     wanted = HiddenStates(layers)

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import IncompatibleDrafterError, ModelLoadError
-from foredraft.heads.checkpoint import HeadFiles, fill, layer_config, layer_config_json, write_speculators
+from foredraft.heads.checkpoint import (
+    HeadFiles,
+    fill,
+    layer_config,
+    layer_config_json,
+    with_vocabulary,
+    write_speculators,
+)
 from foredraft.heads.eagle3 import Eagle3Config, Eagle3Head
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -44,7 +51,7 @@ def read_eagle3(files: HeadFiles, hidden_size: int, vocab_size: int, num_layers:
         )
     config = _config(files.config, tensors, vocab_size, num_layers)
     _check_target(files.path, config, tensors, hidden_size, vocab_size)
-    tensors = _with_vocabulary(files.path, config, tensors)
+    tensors = with_vocabulary(files.path, config.draft_vocab_size, vocab_size, tensors)
     with torch.device("meta"):
         head = Eagle3Head(config)
     fill(head, tensors, files.path, NOT_READ)
@@ -117,24 +124,3 @@ def _check_target(
             f"{vocab_size} (t2d [{vocab_size}]); use a head that was trained for this target"
         )
 
-
-def _with_vocabulary(path: Path, config: Eagle3Config, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with ``d2t`` and ``t2d``, which may be left out where the draft vocabulary is the target's."""
-    size, vocab_size = config.draft_vocab_size, config.target_vocab_size
-    d2t = tensors.get("d2t")
-    if d2t is None:
-        if size != vocab_size:
-            raise ModelLoadError(
-                f"the head in {path} lacks the tensor d2t of shape [{size}], without which its {size} ids cannot be "
-                f"told from the {vocab_size} of the target"
-            )
-        d2t = torch.zeros(size, dtype=torch.int64)
-    token_ids = d2t.to(torch.int64) + torch.arange(len(d2t))
-    if len(token_ids.unique()) != len(token_ids) or not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
-        raise ModelLoadError(
-            f"tensor d2t of the head in {path} does not give {len(token_ids)} different tokens of the target's "
-            f"{vocab_size}; it must hold offsets: id i is token i + d2t[i]"
-        )
-    t2d = torch.zeros(vocab_size, dtype=torch.bool)
-    t2d[token_ids] = True
-    return {**tensors, "d2t": d2t.to(torch.int64), "t2d": t2d}

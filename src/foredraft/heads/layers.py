@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 Attend = Callable[[nn.Module, Tensor], Tensor]
 """From an attention module and its input ``[..., T, input size]`` to its output ``[..., T, hidden]``."""
@@ -79,7 +80,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: Any, layer_idx: int, input_size: int | None = None):
         super().__init__()
         self.self_attn = HeadAttention(config, layer_idx, input_size or config.hidden_size)
-        self.mlp = LlamaMLP(config)
+        self.mlp = Qwen3MLP(config) if config.model_type == "qwen3" else LlamaMLP(config)
         self.input_layernorm = rms_norm(config.hidden_size, config)
         self.post_attention_layernorm = rms_norm(config.hidden_size, config)
 

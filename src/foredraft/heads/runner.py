@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from foredraft.heads.layers import Attend, HeadAttention, rotary_table
 from foredraft.target.forward import TargetModel
@@ -90,7 +91,7 @@ def pack(module: nn.Module, native: ctypes.CDLL | None) -> None:
 def _packed(child: nn.Module, native: ctypes.CDLL | None) -> nn.Module | None:
     if isinstance(child, LlamaRMSNorm):
         return PackedRMSNorm(child.weight, child.variance_epsilon, native)
-    if isinstance(child, LlamaMLP):
+    if isinstance(child, LlamaMLP | Qwen3MLP):
         gate_up = _linear(native, child.gate_proj, child.up_proj)
         return PackedGatedMLP(gate_up, _linear(native, child.down_proj), child.act_fn, native)
     if isinstance(child, HeadAttention):

@@ -31,6 +31,7 @@ from foredraft.testing.models import (
     tiny_mamba,
     tiny_model,
 )
+from foredraft.testing.parallel_heads import dflash_config, dflash_head, trained_dflash, trained_pard
 from foredraft.testing.reference import Reference, last_logits, reference
 
 __all__ = [
@@ -51,6 +52,8 @@ __all__ = [
     "check_interface",
     "check_tokens",
     "constant_bigram",
+    "dflash_config",
+    "dflash_head",
     "eagle3_config",
     "eagle3_head",
     "engine_for",
@@ -66,6 +69,8 @@ __all__ = [
     "tiny_config",
     "tiny_mamba",
     "tiny_model",
+    "trained_dflash",
     "trained_eagle3",
     "trained_medusa",
+    "trained_pard",
 ]
