@@ -11,11 +11,22 @@ import pytest
 
 from foredraft import EngineConfig, SamplingParams, SpeculativeConfig
 from foredraft.drafters import Drafter, DraftRow, make_drafter
+from foredraft.heads.dflash_format import save_dflash
 from foredraft.heads.eagle3_format import save_eagle3
 from foredraft.heads.medusa import save_medusa
+from foredraft.heads.pard import save_pard
 from foredraft.methods import METHODS
 from foredraft.target.forward import TargetModel
-from foredraft.testing import MakeDrafter, RecordingDrafter, reference, trained_eagle3, trained_medusa
+from foredraft.testing import (
+    MakeDrafter,
+    RecordingDrafter,
+    noisy_copy,
+    reference,
+    trained_dflash,
+    trained_eagle3,
+    trained_medusa,
+    trained_pard,
+)
 from foredraft.testing.conformance import NUM_TOKENS, PROMPTS, conformance_models
 from foredraft.testing.distribution import three_words
 from foredraft.types import Draft
@@ -32,6 +43,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "eagle3-tree": {"method": "eagle3", "tree_width": 2, "tree_depth": 3},
     "medusa-tree": {"method": "medusa", "tree_width": 2, "tree_depth": 3},
+    "pard-tree": {"method": "pard", "tree_width": 2, "tree_depth": 3},
+    "dflash": {"method": "dflash", "num_speculative_tokens": 8},
+    "dflash-tree": {"method": "dflash", "tree_width": 3},
     "draft_model-tree": {"method": "draft_model", "tree_width": 2, "tree_depth": 3},
     "suffix": {"method": "suffix", **LONG_DRAFTS},
     "suffix-tree": {"method": "suffix", "tree_width": 3, **LONG_DRAFTS, "suffix_decoding_min_token_prob": 0.0},
@@ -43,6 +57,8 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "prediction+suffix+draft_model": {"method": "prediction+suffix+draft_model", **LONG_DRAFTS},
     "suffix+recycling+lookahead": {"method": "suffix+recycling+lookahead", **LONG_DRAFTS},
     "ngram+eagle3": {"method": "ngram+eagle3"},
+    "ngram+dflash": {"method": "ngram+dflash"},
+    "suffix+pard-trees": {"method": "suffix+pard", "tree_width": 2, **LONG_DRAFTS},
     "suffix+eagle3-trees": {"method": "suffix+eagle3", "tree_width": 2, "tree_depth": 3, **LONG_DRAFTS},
     "suffix+draft_model-trees": {"method": "suffix+draft_model", "tree_width": 2, "tree_depth": 3, **LONG_DRAFTS},
 }
@@ -57,7 +73,20 @@ def _save_medusa(model: Any, folder: Path) -> None:
     save_medusa(trained_medusa(model), folder, model.config.vocab_size)
 
 
-HEADS: dict[str, Callable[[Any, Path], object]] = {"eagle3": _save_eagle3, "medusa": _save_medusa}
+def _save_dflash(model: Any, folder: Path) -> None:
+    save_dflash(trained_dflash(model), folder, {"name_or_path": "tiny", "architectures": ["LlamaForCausalLM"]})
+
+
+def _save_pard(model: Any, folder: Path) -> None:
+    save_pard(trained_pard(noisy_copy(model, 0.05)), folder, model.config.vocab_size - 1, num_tokens=8)
+
+
+HEADS: dict[str, Callable[[Any, Path], object]] = {
+    "eagle3": _save_eagle3,
+    "medusa": _save_medusa,
+    "dflash": _save_dflash,
+    "pard": _save_pard,
+}
 """Of the methods that need a head: makes one for a target and writes it to a folder."""
 
 
@@ -88,7 +117,16 @@ def _params(names: Iterable[str]) -> list[Any]:
 
 
 def _has_head(name: str) -> bool:
-    return bool(HEADS.keys() & {**VARIANTS, **COMBINATIONS}[name]["method"].split("+"))
+    return bool(HEADS.keys() & _methods(name))
+
+
+def _methods(name: str) -> set[str]:
+    return set({**VARIANTS, **COMBINATIONS}[name]["method"].split("+"))
+
+
+def _is_slow_head(name: str) -> bool:
+    """Parallel drafters take a minute; tests/unit/drafters has their tokens, laws and caches in seconds."""
+    return bool({"pard", "dflash"} & _methods(name))
 
 
 @pytest.fixture(params=_params(VARIANTS))
@@ -107,7 +145,13 @@ def combination(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[name for name in (*VARIANTS, *COMBINATIONS) if _has_head(name)])
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if _is_slow_head(name) else ())
+        for name in (*VARIANTS, *COMBINATIONS)
+        if _has_head(name)
+    ]
+)
 def headed(request: pytest.FixtureRequest) -> str:
     """The name of a variant or combination with a head."""
     return str(request.param)

@@ -8,6 +8,8 @@ import pytest
 
 from foredraft.testing import MakeDrafter, Totals, check_distribution, check_interface, check_tokens
 
+pytestmark = pytest.mark.filterwarnings("ignore:no tokenizer to compare draft model")
+
 FromRegistry = Callable[[str], MakeDrafter]
 
 

@@ -1,8 +1,8 @@
 """DFlash (Chen et al., 2602.06036): a head that fills a block of masks; see :mod:`foredraft.heads.dflash`.
 
-    text      c0 .. c(n-2)  c(n-1)  M  M  M
-    entries   f0 .. f(n-2)                      made of the target's states, which wait until there is something to draft
-    block                   c(n-1)  M  M  M     read anew in each draft
+text      c0 .. c(n-2)  c(n-1)  M  M  M
+entries   f0 .. f(n-2)                      made of the target's states, which wait until there is something to draft
+block                   c(n-1)  M  M  M     read anew in each draft
 """
 
 from __future__ import annotations

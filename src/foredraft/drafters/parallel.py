@@ -82,6 +82,7 @@ class ParallelTreeDrafter(ParallelDrafter, TreeDrafter):
     def _take_likeliest(self, tree: Tree) -> None:
         """The whole tree at once, best first."""
         row, laws = tree.row, self._laws[tree.row.sequence_id]
+        root: tuple[int, ...] = ()
         known: dict[int, list[tuple[int, float]]] = {}  # of places whose law is the same behind every prefix
 
         def expand(prefix: tuple[int, ...]) -> Iterator[tuple[int, float, tuple[int, ...]]]:
@@ -98,7 +99,7 @@ class ParallelTreeDrafter(ParallelDrafter, TreeDrafter):
             for token, prob in children:
                 yield token, prob, (*prefix, token)
 
-        grown = grow_tree((), expand, row.num_draft_tokens)
+        grown = grow_tree(root, expand, row.num_draft_tokens)
         tree.token_ids, tree.parents, tree.probs = grown.token_ids, grown.parents, grown.probs
         tree.laws, tree.frontier = [None] * len(grown.token_ids), []
 

@@ -1,7 +1,7 @@
 """PARD (An et al., 2504.18583): a draft model that fills in masks; see :mod:`foredraft.heads.pard`.
 
-    fed      c(m) .. c(n-1)  M  M  M        what the cache lacks of the text, and masks
-    kept     c(m) .. c(n-1)                 the masks' entries are scratch, and overwritten by the next pass
+fed      c(m) .. c(n-1)  M  M  M        what the cache lacks of the text, and masks
+kept     c(m) .. c(n-1)                 the masks' entries are scratch, and overwritten by the next pass
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class BlockRunner:
         cos, sin = rotary_table(config.layer, target.max_model_len)
         self._cos, self._sin = (table.to(target.device, target.dtype) for table in (cos, sin))
         pack(packed, target.native)
-        self._attentions: list[Any] = [layer.self_attn for layer in packed.layers]  # type: ignore[union-attr]
+        self._attentions: list[Any] = [layer.self_attn for layer in packed.layers]
         for attention, window in zip(self._attentions, self._windows, strict=True):
             attention.window = window
         self.head, self._target = packed, target
@@ -83,7 +83,9 @@ class BlockRunner:
         self.slots.reserve(max(start + count for start, count in zip(starts, counts, strict=True)))
         slots = [self.slots.slot(sequence_id) for sequence_id, _ in parts]
         ranges = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
-        flat = [[place, self.slots.capacity * slot + place] for slot, at in zip(slots, ranges, strict=True) for place in at]
+        flat = [
+            [place, self.slots.capacity * slot + place] for slot, at in zip(slots, ranges, strict=True) for place in at
+        ]
         places, index = torch.tensor(flat, device=self.slots.device).T
         context = self.head.context(torch.cat([states for _, states in parts]))
         cos_sin = self._cos[places][None], self._sin[places][None]

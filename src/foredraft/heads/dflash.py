@@ -101,7 +101,8 @@ class DFlashHead(nn.Module):
 
     def set_vocabulary(self, token_ids: Tensor) -> None:
         """Draft only these tokens, ``[draft vocabulary]`` ascending."""
-        assert self.d2t is not None and self.t2d is not None
+        assert self.d2t is not None
+        assert self.t2d is not None
         self.d2t.copy_(token_ids - torch.arange(len(token_ids), device=token_ids.device))
         self.t2d.zero_()
         self.t2d[token_ids] = True

@@ -229,4 +229,3 @@ def _check_target(path: Path, config: DFlashConfig, tensors: Mapping[str, Tensor
             f"the head in {path} was made for a vocabulary of {known} tokens and the target has "
             f"{config.target_vocab_size}; use a head that was trained for this target"
         )
-

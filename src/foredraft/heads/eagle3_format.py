@@ -123,4 +123,3 @@ def _check_target(
             f"the head in {path} was made for a vocabulary of {known} tokens (t2d [{known}]) and the target has "
             f"{vocab_size} (t2d [{vocab_size}]); use a head that was trained for this target"
         )
-

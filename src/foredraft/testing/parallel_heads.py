@@ -85,9 +85,7 @@ def trained_pard(model: Any, num_tokens: int = 8, num_updates: int = 25) -> Any:
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3)
     for _ in range(num_updates):
         rows = parallel_rows(texts, mask, num_tokens, generator=generator)
-        out = drafter(
-            input_ids=rows.input_ids(texts), position_ids=rows.positions, attention_mask=rows.attention_mask
-        )
+        out = drafter(input_ids=rows.input_ids(texts), position_ids=rows.positions, attention_mask=rows.attention_mask)
         loss = F.cross_entropy(out.logits.flatten(0, 1), rows.labels.flatten())
         optimizer.zero_grad()
         loss.backward()

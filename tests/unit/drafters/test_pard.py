@@ -26,7 +26,6 @@ from foredraft.testing import (
     run,
     target_for,
     tiny_mamba,
-    trained_pard,
 )
 from foredraft.types import Draft
 from foredraft.verify.tree import path_to
@@ -40,7 +39,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:no tokenizer to compare draft mo
 
 @pytest.fixture(scope="module")
 def model(tiny: Any) -> Any:
-    return trained_pard(noisy_copy(tiny), num_updates=8)
+    """It knows what the target says next, and nothing of masks."""
+    return noisy_copy(tiny)
 
 
 def engine_of(tiny: Any, model: Any, width: int = 1, places: int = 4, **options: Any) -> Engine:
@@ -105,9 +105,9 @@ def test_laws_are_those_that_tokens_were_drawn_from(tiny: Any, model: Any, width
     assert deepest >= 2
 
 
-@pytest.mark.parametrize("width", [2, 3])
-def test_a_tree_has_the_most_probable_paths(tiny: Any, model: Any, width: int):
-    """Of all paths of three places, ``width`` tokens each, those with the highest products (DDTree)."""
+def test_a_tree_has_the_most_probable_paths(tiny: Any, model: Any):
+    """Of all paths of three places, three tokens each, those with the highest products (DDTree)."""
+    width = 3
     engine = engine_of(tiny, model, width, places=3, num_speculative_tokens=7)
     sequences = run(engine, PROMPTS, GREEDY, after_step=lambda engine, _: check_caches(engine))
     assert [s.output_token_ids for s in sequences] == [reference(tiny, p, GREEDY).token_ids for p in PROMPTS]
@@ -115,7 +115,9 @@ def test_a_tree_has_the_most_probable_paths(tiny: Any, model: Any, width: int):
     for text, tokens, parents, _, _ in drafts_of(engine):
         paths = [tuple(tokens[i] for i in path_to(node, parents)) for node in range(len(tokens))]
         best = torch.softmax(said(model, text, 3), -1).topk(width)
-        by_place = [dict(zip(i, p, strict=True)) for i, p in zip(best.indices.tolist(), best.values.tolist())]
+        by_place = [
+            dict(zip(i, p, strict=True)) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
         depth = max(map(len, paths))
         products = {
             path: float(torch.tensor([by_place[j][t] for j, t in enumerate(path)], dtype=torch.float64).prod())

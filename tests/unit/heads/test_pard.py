@@ -21,9 +21,7 @@ def test_each_row_says_what_drafting_says(tiny: Any):
     """Every depth at every place, and no row sees a token that drafting does not have."""
     texts = torch.tensor([[7, 8, 9, 10, 11, 12], [3, 5, 3, 5, 4, 1]])
     rows = parallel_rows(texts, MASK, 4, keep=1.0)
-    out = tiny(
-        input_ids=rows.input_ids(texts), position_ids=rows.positions, attention_mask=rows.attention_mask
-    ).logits
+    out = tiny(input_ids=rows.input_ids(texts), position_ids=rows.positions, attention_mask=rows.attention_mask).logits
     assert len(rows.places) == 5 + 4 + 3 + 2
     for row, (place, depth) in enumerate(zip(rows.places.tolist(), rows.depths.tolist(), strict=True)):
         fed = torch.cat([texts[:, : place - depth + 1], torch.full((2, depth), MASK)], 1)
