@@ -26,15 +26,17 @@ class SpeculativeConfig:
         method: ``none``, ``ngram`` (copy what followed the last words before), ``suffix`` (what followed them most
             often, here and in earlier responses), ``prediction`` (the text that a request expects), ``recycling``
             (what the target found likely behind the same tokens), ``lookahead`` (the target's own guesses ahead) or
-            ``draft_model``; a head trained on the target's hidden states (``eagle3``, ``medusa``);
+            ``draft_model``; ``pard`` (a draft model that fills in masks; in vLLM ``draft_model`` with
+            ``parallel_drafting``); a head trained on the target's hidden states (``eagle3``, ``medusa``, ``dflash``);
             or the target drafts for itself, with its first layers (``early_exit``), without some
             (``layer_skip``) or over a part of its cache (``sparse_kv``, for long texts); or several joined by ``+``,
             preferred in that order: ``ngram+draft_model``.
         num_speculative_tokens: most draft tokens of a step, all nodes of a tree counted; None takes each method's
             default.
         tree_width: most children of a token in the draft; 1 drafts chains.
-        tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model.
-        model: the draft model, for ``draft_model``, or the head: folder, hub id or short name.
+        tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model, and all
+            places that ``pard`` and ``dflash`` look ahead.
+        model: the draft model, for ``draft_model`` and ``pard``, or the head: folder, hub id or short name.
         use_heterogeneous_vocab: the draft model has another tokenizer than the target.
         heterogeneous_vocab_method: ``tli`` drafts tokens that both vocabularies have (token-level intersection),
             ``slem`` drafts text and has the target's tokenizer cut it (string-level exact match; transformers'

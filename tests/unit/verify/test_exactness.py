@@ -180,3 +180,18 @@ def test_a_small_excess_of_acceptance_is_convicted() -> None:
 
     law, _ = emitted_law(Rule(too_much, REJECTION.next_token_probs), target, draft, weights)
     assert 1e-4 < total_variation(law, joint(target)) < 0.02
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_places_with_laws_of_their_own(name: str) -> None:
+    """PARD and DFlash: a place's token is drawn from one law, whatever stands before it in the draft; and it is this
+    law that the rule must be told, not one that knows the tokens before."""
+    farthest = 0.0
+    for target, draft in law_pairs(3)[::6]:
+        alone = [table[(0,) * place].expand(table.shape) for place, table in enumerate(draft)]
+        law, mean_accepted = emitted_law(RULES[name], target, alone, joint(alone).flatten())
+        assert total_variation(law, joint(target)) <= EXACT
+        assert 0.1 < mean_accepted < 3.0 - 1e-3
+        wrong, _ = emitted_law(RULES[name], target, draft, joint(alone).flatten())
+        farthest = max(farthest, total_variation(wrong, joint(target)))
+    assert farthest > 0.05
