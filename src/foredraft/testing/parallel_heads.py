@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen3Config
 
-from foredraft.heads.dflash import DFlashConfig, DFlashHead, block_labels, block_loss, choose_anchors
-from foredraft.heads.pard import parallel_rows
+from foredraft.heads.dflash import DFlashConfig, DFlashHead, block_labels, block_loss
+from foredraft.heads.pard import IGNORED, parallel_rows
 from foredraft.testing.heads import hidden_states
 
-TEXT_LEN = 16
+PROMPT_LEN, NUM_SAID = 24, 8
 
 
 def dflash_config(model: Any, num_layers: int = 1, **changes: Any) -> DFlashConfig:
@@ -57,7 +57,7 @@ def dflash_head(config: DFlashConfig, seed: int = 0, scale: float = 4.0) -> DFla
     return head.eval().requires_grad_(False)
 
 
-def trained_dflash(model: Any, num_updates: int = 40, **changes: Any) -> DFlashHead:
+def trained_dflash(model: Any, num_updates: int = 60, **changes: Any) -> DFlashHead:
     """A head that has learnt what a model says behind each token; it lacks a quarter of the vocabulary."""
     size = model.config.vocab_size
     head = dflash_head(dflash_config(model, **{"draft_vocab_size": 3 * size // 4, **changes}), scale=1.0)
@@ -68,9 +68,11 @@ def trained_dflash(model: Any, num_updates: int = 40, **changes: Any) -> DFlashH
     head.requires_grad_(True).train()
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
     for _ in range(num_updates):
-        anchors = choose_anchors(torch.ones_like(texts, dtype=torch.bool), 3, head.config.block_size, generator)
-        labels = head.draft_ids(block_labels(texts, anchors, head.config.block_size))
-        loss = block_loss(head(features, texts, anchors, embeddings, output), labels, gamma=4.0)
+        start = int(torch.randint(0, PROMPT_LEN - 1, (), generator=generator))  # contexts of every length
+        anchors = torch.full((len(texts), 1), PROMPT_LEN - 1 - start)
+        logits = head(features[:, start:], texts[:, start:], anchors, embeddings, output)
+        labels = head.draft_ids(block_labels(texts[:, start:], anchors, head.config.block_size))
+        loss = block_loss(logits, labels, gamma=4.0)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -80,11 +82,13 @@ def trained_dflash(model: Any, num_updates: int = 40, **changes: Any) -> DFlashH
 def trained_pard(model: Any, num_tokens: int = 8, num_updates: int = 25) -> Any:
     """A copy of a model that has learnt to fill in masks, the last token of the vocabulary."""
     drafter = copy.deepcopy(model).requires_grad_(True).train()
-    texts, mask = _said(model), model.config.vocab_size - 1
+    texts, mask = _said(model)[:64], model.config.vocab_size - 1
+    labels = texts.clone()
+    labels[:, :PROMPT_LEN] = IGNORED
     generator = torch.Generator().manual_seed(1)
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3)
     for _ in range(num_updates):
-        rows = parallel_rows(texts, mask, num_tokens, generator=generator)
+        rows = parallel_rows(labels, mask, num_tokens, generator=generator)
         out = drafter(input_ids=rows.input_ids(texts), position_ids=rows.positions, attention_mask=rows.attention_mask)
         loss = F.cross_entropy(out.logits.flatten(0, 1), rows.labels.flatten())
         optimizer.zero_grad()
@@ -94,7 +98,10 @@ def trained_pard(model: Any, num_tokens: int = 8, num_updates: int = 25) -> Any:
 
 
 def _said(model: Any) -> Tensor:
-    """What a model says behind each token, ``[V, TEXT_LEN]``."""
-    prompts = torch.arange(model.config.vocab_size)[:, None]
-    texts: Tensor = model.generate(prompts, max_new_tokens=TEXT_LEN - 1, do_sample=False, pad_token_id=0)
+    """Random tokens and what a model says behind them, ``[4 V, PROMPT_LEN + NUM_SAID]``."""
+    size, generator = model.config.vocab_size, torch.Generator().manual_seed(0)
+    prompts = torch.randint(0, size, (4 * size, PROMPT_LEN), generator=generator)
+    every = torch.ones_like(prompts)
+    options = {"max_new_tokens": NUM_SAID, "do_sample": False, "pad_token_id": 0}
+    texts: Tensor = model.generate(prompts, attention_mask=every, **options)
     return texts
