@@ -57,6 +57,8 @@ def read_dflash(files: HeadFiles, hidden_size: int, vocab_size: int, num_layers:
             f"{files.path} is no DFlash head: it lacks fc.weight or hidden_norm.weight "
             f"(model kind {files.config.get('speculators_model_type') or files.config.get('model_type')!r})"
         )
+    if (files.path / "mask_embedding.pt").exists():
+        raise ModelLoadError(f"the head in {files.path} has an embedding of its own for masks, which is not read here")
     config = _config(files, tensors, hidden_size, vocab_size, num_layers)
     _check_target(files.path, config, tensors)
     with torch.device("meta"):
