@@ -34,8 +34,8 @@ class SpeculativeConfig:
         num_speculative_tokens: most draft tokens of a step, all nodes of a tree counted; None takes each method's
             default.
         tree_width: most children of a token in the draft; 1 drafts chains.
-        tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model, and all
-            places that ``pard`` and ``dflash`` look ahead.
+        tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model, and
+            all places that they look ahead for ``pard`` and ``dflash``.
         model: the draft model, for ``draft_model`` and ``pard``, or the head: folder, hub id or short name.
         use_heterogeneous_vocab: the draft model has another tokenizer than the target.
         heterogeneous_vocab_method: ``tli`` drafts tokens that both vocabularies have (token-level intersection),

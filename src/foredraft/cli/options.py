@@ -22,7 +22,8 @@ Method = Annotated[
     ),
 ]
 DraftModel = Annotated[
-    str | None, typer.Option(help="The draft model, or the head of eagle3, medusa or dflash: folder, hub id or short name.")
+    str | None,
+    typer.Option(help="The draft model, or the head of eagle3, medusa or dflash: folder, hub id or short name."),
 ]
 NumSpeculativeTokens = Annotated[
     int | None,
