@@ -95,7 +95,8 @@ def test_a_layer_of_the_qwen3_kind_and_a_second_layer(tiny: Any):
 
     base = eagle3_config(tiny)
     options = {**base.layer.to_dict(), "head_dim": 16, "num_hidden_layers": 2}
-    head = eagle3_head(replace(base, layer=Qwen3Config(**{k: v for k, v in options.items() if k != "model_type"})))
+    own = {k: v for k, v in options.items() if k not in ("model_type", "mlp_bias")}  # Qwen3 has no mlp_bias
+    head = eagle3_head(replace(base, layer=Qwen3Config(**own)))
     engine = engine_of(tiny, head)
     run(engine, PROMPTS[:2], GREEDY)
     assert check_chains(engine, tiny, head) > 10
