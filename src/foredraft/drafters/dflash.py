@@ -71,7 +71,7 @@ class DFlashDrafter(ParallelDrafter):
         waiting = self._waiting.get(row.sequence_id)
         if waiting is None or waiting.end != len(text) - 1:
             return 0
-        return max(0, min(row.num_draft_tokens, self.num_places, self.runner.slots.max_len - len(text)))
+        return max(0, min(row.num_draft_tokens, self.num_places, self.runner.max_len - len(text)))
 
     def _catch_up(self, sequence_id: int, text: list[int]) -> None:
         """What waits becomes entries for all rows at once."""

@@ -43,18 +43,20 @@ class BlockRunner:
         IncompatibleDrafterError: a layer looks ahead, and back only over a window that the text may outgrow.
 
     Attributes:
+        max_len: most tokens of a text.
         slots: keys and values made of the target's states; an entry's place is that of its token in the text.
         num_parameters: read a pass, the target's head among them if that is used.
     """
 
     def __init__(self, head: DFlashHead, target: TargetModel):
         self.config = config = head.config
-        self._windows = tuple(None if w is not None and w >= target.max_model_len else w for w in config.windows)
+        self.max_len, num_places = target.max_model_len, target.max_model_len + config.block_size
+        self._windows = tuple(None if w is not None and w >= num_places else w for w in config.windows)
         for causal, window in zip(config.is_causal, self._windows, strict=True):
             if window is not None and not causal:
                 raise IncompatibleDrafterError(
                     f"the head has layers that look ahead and {window} places back, and texts may have "
-                    f"{target.max_model_len} tokens; set max_model_len to {window} at most"
+                    f"{target.max_model_len} tokens; set max_model_len to {window - config.block_size} at most"
                 )
         packed = copy.deepcopy(head).to(dtype=target.dtype, device=target.device).requires_grad_(False).eval()
         any_target: Any = target.model
@@ -65,8 +67,8 @@ class BlockRunner:
             self.num_parameters += target.vocab_size * target.hidden_size
         attentions = [module for module in packed.modules() if isinstance(module, HeadAttention)]
         shapes = [LayerShape(module.num_kv_heads, module.head_dim, module.head_dim) for module in attentions]
-        self.slots = KVSlots(shapes, target.dtype, target.device, target.max_model_len)
-        cos, sin = rotary_table(config.layer, target.max_model_len)
+        self.slots = KVSlots(shapes, target.dtype, target.device, num_places)
+        cos, sin = rotary_table(config.layer, num_places)
         self._cos, self._sin = (table.to(target.device, target.dtype) for table in (cos, sin))
         pack(packed, target.native)
         self._attentions: list[Any] = [layer.self_attn for layer in packed.layers]
@@ -100,18 +102,18 @@ class BlockRunner:
 
     @torch.inference_mode()
     def fill(self, anchors: Sequence[tuple[int, int, int]]) -> Tensor:
-        """One pass over blocks, each of a sequence, its last token, and how many masks; changes no length.
+        """One pass over whole blocks, as in training, each behind a sequence's last token; changes no length.
+
+        Args:
+            anchors: sequence, last token, and how many places behind it are wanted.
 
         Returns:
-            logits ``[sum of masks, vocab]`` of the masks, in the order given.
+            logits ``[sum of wanted places, vocab]``, in the order given.
         """
-        masks = [[self.config.mask_token_id] * count for _, _, count in anchors]
-        rows = [
-            PassRow(sequence_id, [token, *mask], len(mask))
-            for (sequence_id, token, _), mask in zip(anchors, masks, strict=True)
-        ]
+        masks = [self.config.mask_token_id] * (self.config.block_size - 1)
+        rows = [PassRow(sequence_id, [token, *masks], len(masks)) for sequence_id, token, _ in anchors]
         layout = build_layout(rows, self.slots, self._target.shape, self._target.native)
-        ahead = _looking_ahead(layout, {self.slots.slot(row.sequence_id): len(row.token_ids) for row in rows})
+        ahead = _looking_ahead(layout, self.config.block_size)
         hidden = F.embedding(layout.token_ids, self._embeddings)
         if self.config.embedding_scale != 1.0:
             hidden = hidden * self.config.embedding_scale
@@ -124,8 +126,10 @@ class BlockRunner:
 
         for layer in self.head.layers:
             hidden = layer(hidden, attend)
-        said = self.head.norm(hidden[0, layout.logits_index])
-        return self.head.scaled(self._output(said))[: layout.num_logits, : self._target.vocab_size]
+        places = layout.logits_index[: layout.num_logits].view(len(rows), -1)
+        wanted = torch.cat([of_row[:count] for of_row, (_, _, count) in zip(places, anchors, strict=True)])
+        said = self.head.norm(hidden[0, wanted])
+        return self.head.scaled(self._output(said))[:, : self._target.vocab_size]
 
 
 @dataclass(slots=True)
@@ -139,11 +143,10 @@ class _Ahead(LaidRow):
         return [self.start + self.block_len - 1] * len(self.tokens)
 
 
-def _looking_ahead(layout: PassLayout, block_lens: dict[int, int]) -> PassLayout:
-    """The layout for attention that looks ahead; block lengths by slot."""
+def _looking_ahead(layout: PassLayout, block_len: int) -> PassLayout:
+    """The layout for attention that looks ahead."""
     laid: list[LaidRow] = [
-        _Ahead(row.slot, row.start, row.tokens, [], offset=row.offset, block_len=block_lens[row.slot])
-        for row in layout.laid
+        _Ahead(row.slot, row.start, row.tokens, [], offset=row.offset, block_len=block_len) for row in layout.laid
     ]
     rows = layout.rows.clone()
     rows[:, 4], rows[:, 5] = NO_TREE, 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +49,16 @@ def engine_of(model: Any, head: DFlashHead, width: int = 1, **options: Any) -> E
 
 
 def in_training(model: Any, head: DFlashHead, text: list[int], count: int, start: int = 0) -> torch.Tensor:
-    """The head's logits ``[count, draft vocabulary]`` of the places behind a text, for drafts of so many tokens."""
-    short = copy.copy(head)
-    short.config = replace(head.config, block_size=count + 1)
+    """The head's logits ``[count, draft vocabulary]`` of the first places behind a text."""
     tokens = torch.tensor([text])
     features = hidden_states(model, tokens, head.config.feature_layers)
     features[:, len(text) - 1 :] = 9.0  # unknown when the draft is made
     anchors = torch.tensor([[len(text) - 1 - start]])
     with torch.no_grad():
-        out: torch.Tensor = short(
+        out: torch.Tensor = head(
             features[:, start:], tokens[:, start:], anchors, model.get_input_embeddings().weight, model.lm_head.weight
         )
-    return out[0, 0]
+    return out[0, 0, :count]
 
 
 def by_formula(model: Any, head: DFlashHead, text: list[int], count: int) -> torch.Tensor:
@@ -80,15 +76,15 @@ def by_formula(model: Any, head: DFlashHead, text: list[int], count: int) -> tor
         pair = torch.complex(x[..., : dim // 2], x[..., dim // 2 :]) * torch.polar(torch.ones(()), angles)[:, None]
         return torch.cat([pair.real, pair.imag], -1)
 
-    n = len(text) - 1
+    n, size = len(text) - 1, head.config.block_size
     states = hidden_states(model, torch.tensor([text]), head.config.feature_layers)[0, :n]
     f = norm(states @ w["fc.weight"].T, "hidden_norm.weight")
-    h = model.get_input_embeddings().weight[[text[-1], *[head.config.mask_token_id] * count]]
+    h = model.get_input_embeddings().weight[[text[-1], *[head.config.mask_token_id] * (size - 1)]]
     x = norm(h, "layers.0.input_layernorm.weight")
-    block, attention = torch.arange(n, n + count + 1), "layers.0.self_attn."
+    block, attention = torch.arange(n, n + size), "layers.0.self_attn."
     query = turned(norm(heads(x, "q_proj", num_heads), attention + "q_norm.weight"), block)
     both = torch.cat([f, x])
-    key = turned(norm(heads(both, "k_proj", num_kv), attention + "k_norm.weight"), torch.arange(n + count + 1))
+    key = turned(norm(heads(both, "k_proj", num_kv), attention + "k_norm.weight"), torch.arange(n + size))
     value = heads(both, "v_proj", num_kv)
     out = torch.stack(
         [
@@ -101,7 +97,7 @@ def by_formula(model: Any, head: DFlashHead, text: list[int], count: int) -> tor
     y = norm(h, "layers.0.post_attention_layernorm.weight")
     gate, up, down = (w[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     h = h + (F.silu(y @ gate.T) * (y @ up.T)) @ down.T
-    said: torch.Tensor = norm(h, "norm.weight")[1:] @ model.lm_head.weight.T
+    said: torch.Tensor = norm(h, "norm.weight")[1 : count + 1] @ model.lm_head.weight.T
     return said
 
 
@@ -286,9 +282,9 @@ def test_built_by_name_and_no_further_than_a_block(
 
 def test_a_window_that_looks_ahead_is_refused_unless_it_holds_all(tiny: Any):
     head = dflash_head(dflash_config(tiny, windows=(100,)))
-    with pytest.raises(IncompatibleDrafterError, match="100 places back, and texts may have 256.*max_model_len to 100"):
+    with pytest.raises(IncompatibleDrafterError, match="100 places back, and texts may have 256.*max_model_len to 91"):
         BlockRunner(head, target_for(tiny))
-    BlockRunner(head, target_for(tiny, max_model_len=100))
+    BlockRunner(head, target_for(tiny, max_model_len=91))
 
 
 def test_anchors_labels_and_weights():
