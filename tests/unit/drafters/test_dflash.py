@@ -302,3 +302,15 @@ def test_anchors_labels_and_weights():
     assert float(loss) == pytest.approx((1 + 2.718281828 ** (-1 / 4)) / 2 * torch.tensor(8.0).log().item(), rel=1e-5)
     none_learnt = choose_anchors(torch.zeros(1, 20, dtype=torch.bool), 3, 4)
     assert none_learnt.tolist() == [[0, 0, 0]]
+
+
+def test_up_to_the_last_position(tiny: Any, head: DFlashHead):
+    """Blocks reach past the positions that the model has; texts do not."""
+    params = SamplingParams(temperature=0.0, max_tokens=None)
+    target = target_for(tiny, max_model_len=20)
+    recorder = RecordingDrafter(DFlashDrafter(BlockRunner(head, target), 64, 8))
+    drafted = run(engine_for(target, recorder, num_speculative_tokens=8), PROMPTS[:1], params)
+    plain = run(engine_for(target_for(tiny, max_model_len=20)), PROMPTS[:1], params)
+    assert [s.output_token_ids for s in drafted] == [s.output_token_ids for s in plain]
+    assert len(drafted[0].token_ids) == 20
+    assert {1, 8} <= {draft.num_draft_tokens[0] for draft in recorder.drafts}
