@@ -84,6 +84,9 @@ class TextStore(Sequence[Text]):
     Args:
         meta: creates the store, or says what is expected of one that is there; None takes what is there.
 
+    Attributes:
+        seconds: that making the texts took.
+
     Raises:
         InvalidOptionError: there is no store and no ``meta``, or it holds texts of another target, of other layers or
             of another recipe; both are named.
@@ -105,6 +108,7 @@ class TextStore(Sequence[Text]):
         self._entries: list[_Entry] = []
         self._tokens: list[Tensor] = []
         self._files: list[Any] = []
+        self.seconds = 0.0
         while self._piece_file(self.num_pieces).exists():
             self._open_piece()
 
@@ -116,6 +120,11 @@ class TextStore(Sequence[Text]):
     def num_tokens(self) -> int:
         """Tokens of all answers, which are the ones that have labels."""
         return sum(entry.num_tokens - entry.num_prompt_tokens for entry in self._entries)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Answer tokens in a second, over all pieces, or 0 if nothing was made."""
+        return self.num_tokens / self.seconds if self.seconds else 0.0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -142,8 +151,8 @@ class TextStore(Sequence[Text]):
     def route(self, index: int) -> str:
         return self._entries[index].route
 
-    def append(self, texts: Sequence[Text]) -> None:
-        """Write some texts as the next piece, whole or not at all."""
+    def append(self, texts: Sequence[Text], seconds: float = 0.0) -> None:
+        """Write some texts as the next piece, whole or not at all; ``seconds`` is what they took to make."""
         width = len(self.meta.layers) * self.meta.hidden_size
         for text in texts:
             assert text.features.shape == (len(text.token_ids) - 1, width), (text.features.shape, width)
@@ -155,8 +164,8 @@ class TextStore(Sequence[Text]):
             "origins": torch.tensor([text.origin for text in texts]),
             "features": torch.cat([text.features for text in texts]).to(torch.bfloat16),
         }
-        routes = {"routes": json.dumps([text.route for text in texts])}
-        _write(self._piece_file(self.num_pieces), lambda path: save_file(tensors, path, routes))
+        notes = {"routes": json.dumps([text.route for text in texts]), "seconds": f"{seconds:.3f}"}
+        _write(self._piece_file(self.num_pieces), lambda path: save_file(tensors, path, notes))
         self._open_piece()
 
     def split(self, held_out: float) -> tuple[list[int], list[int]]:
@@ -189,7 +198,9 @@ class TextStore(Sequence[Text]):
     def _open_piece(self) -> None:
         piece = self.num_pieces
         file = safe_open(self._piece_file(piece), "pt")
-        routes = json.loads(file.metadata()["routes"])
+        notes = file.metadata()
+        routes = json.loads(notes["routes"])
+        self.seconds += float(notes["seconds"])
         counts = file.get_tensor("num_tokens").tolist()
         prompts, origins = file.get_tensor("num_prompt_tokens").tolist(), file.get_tensor("origins").tolist()
         for i, start in enumerate(accumulate(counts[:-1], initial=0)):
