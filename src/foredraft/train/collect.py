@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foredraft.engine.llm import LLM
 from foredraft.errors import InvalidOptionError
-from foredraft.train.dataset import StoreMeta, TextStore, origin_of
+from foredraft.train.dataset import StoreMeta, TextStore
 from foredraft.train.writer import Task, Writer
 
 BATCH = 32
@@ -89,7 +89,7 @@ def collect(
     """
     if (num_tokens is None) == (num_pieces is None):
         raise InvalidOptionError(f"num_tokens={num_tokens} and num_pieces={num_pieces}: give one of the two")
-    seen = {origin_of(store.token_ids(i)[: store.num_prompt_tokens(i)].tolist()) for i in range(len(store))}
+    seen = store.prompts()
     total = num_tokens if num_pieces is None else min(num_pieces, source.num_pieces or num_pieces)
     assert total is not None
     with _bar(use_tqdm) as bar:

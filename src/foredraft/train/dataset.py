@@ -78,7 +78,7 @@ class _Entry:
     origin: int
 
 
-class TextStore(Sequence[Text]):
+class TextStore:
     """The texts of a directory; features are read when a text is asked for.
 
     Args:
@@ -129,9 +129,7 @@ class TextStore(Sequence[Text]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Text:
         entry = self._entries[index]
         rows = self._files[entry.piece].get_slice("features")
         features = rows[entry.first_row : entry.first_row + entry.num_tokens - 1]
@@ -150,6 +148,10 @@ class TextStore(Sequence[Text]):
 
     def route(self, index: int) -> str:
         return self._entries[index].route
+
+    def prompts(self) -> set[int]:
+        """:func:`origin_of` all prompts, by which a prompt is known again."""
+        return {origin_of(self.token_ids(i)[: self.num_prompt_tokens(i)].tolist()) for i in range(len(self))}
 
     def append(self, texts: Sequence[Text], seconds: float = 0.0) -> None:
         """Write some texts as the next piece, whole or not at all; ``seconds`` is what they took to make."""
