@@ -2,8 +2,8 @@
 
     python benchmarks/heldout_prompts.py [MODEL] [--store DIR] [--out FILE]
 
-They are made as training texts are (``foredraft.train.own_words``), from another seed; a prompt that stands in the store
-of training texts is left out. For ``foredraft bench --dataset FILE``.
+They are made as training texts are (``foredraft.train.own_words``), from another seed; a prompt that stands in the
+store of training texts is left out. For ``foredraft bench --dataset FILE``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -14,7 +14,7 @@ from foredraft.errors import InvalidOptionError
 from foredraft.train.dataset import StoreMeta, TextStore
 from foredraft.train.writer import Task, Writer
 
-BATCH = 32
+BATCH = 48
 
 
 class Source(Protocol):
@@ -33,7 +33,7 @@ class Source(Protocol):
     def tasks(self, piece: int, seen: set[int]) -> list[Task]: ...
 
 
-def load_writer(target: str, layers: Sequence[int], **options: object) -> tuple[LLM, Writer]:
+def load_writer(target: str, layers: Sequence[int], **options: Any) -> tuple[LLM, Writer]:
     """Load a target so that it can write.
 
     Args:

@@ -199,7 +199,7 @@ class TextStore:
 
     def _open_piece(self) -> None:
         piece = self.num_pieces
-        file = safe_open(self._piece_file(piece), "pt")
+        file: Any = safe_open(self._piece_file(piece), "pt")
         notes = file.metadata()
         routes = json.loads(notes["routes"])
         self.seconds += float(notes["seconds"])

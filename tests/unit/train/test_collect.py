@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from foredraft.errors import InvalidOptionError
+from foredraft.train import own_words
 from foredraft.train.collect import collect
 from foredraft.train.dataset import StoreMeta, TextStore
 from foredraft.train.own_words import OwnWords
@@ -21,7 +22,10 @@ META = StoreMeta(target="tiny", fingerprint="0", layers=LAYERS, hidden_size=64, 
 
 
 @pytest.fixture
-def source(chat_tokenizer: Any) -> OwnWords:
+def source(chat_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> OwnWords:
+    """Pieces of a few short texts."""
+    monkeypatch.setattr(own_words, "PIECE", {"summary": 3, "code": 2, "chat": 5})
+    monkeypatch.setattr(own_words, "QUESTION_TOKENS", 30)
     return OwnWords(chat_tokenizer, 512, max_tokens=6)
 
 
@@ -40,7 +44,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
 
     def step_or_die() -> Any:
         passes.append(1)
-        if len(passes) > 60:
+        if len(passes) > 40:
             raise Killed
         return step()
 
@@ -51,7 +55,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
 
     again = collect(TextStore(tmp_path / "killed", META), source, new_writer(), num_pieces=2)
     assert again.num_pieces == whole.num_pieces == 2
-    assert len(again) == len(whole) > 20
+    assert len(again) == len(whole) > 8
     assert all(same(one, other) for one, other in zip(again, whole, strict=True))
 
 

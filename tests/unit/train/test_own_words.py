@@ -116,7 +116,7 @@ def test_requests_are_whole(text: str, is_cut: bool, kept: str | None) -> None:
 
 def test_lists_of_openings_hold_nothing_twice() -> None:
     lists = {name: value for name, value in vars(openings).items() if isinstance(value, tuple)}
-    assert len(lists) == 10
+    assert len(lists) == 9
     for name, values in lists.items():
         assert len(set(values)) == len(values), name
     assert all(openings.SUBJECTS)
