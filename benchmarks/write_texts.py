@@ -2,8 +2,8 @@
 
     python benchmarks/write_texts.py DIR [MODEL] [--num-tokens 300000] [--data FILE ...] [--layers 2,15,27,-1]
 
-``foredraft train KIND --data DIR`` then trains on them. Killed or stopped by Ctrl-C, it goes on where it was; called again
-with more tokens, it adds to what is there. The layers default to those that EAGLE-3 reads and the one that the target's
+``foredraft train KIND --data DIR`` then trains on them. Killed or stopped by Ctrl-C, it goes on where it was; called
+again with more tokens, it adds to what is there. The layers default to those that EAGLE-3 reads and the one that the target's
 own head reads (numbered as in ``foredraft.target.features``).
 """
 
@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from transformers import AutoConfig
+
 from foredraft.target.features import AFTER_NORM
-from foredraft.target.loader import load_model
+from foredraft.target.zoo import resolve_model
 from foredraft.train.collect import collect, load_writer, open_store
 from foredraft.train.files import FromFiles
 from foredraft.train.own_words import OwnWords
@@ -22,7 +24,7 @@ from foredraft.train.own_words import OwnWords
 def main(options: argparse.Namespace) -> None:
     layers = options.layers
     if layers is None:
-        num_layers = load_model(options.model).model.config.get_text_config().num_hidden_layers
+        num_layers = AutoConfig.from_pretrained(resolve_model(options.model)).get_text_config().num_hidden_layers
         layers = (2, num_layers // 2, num_layers - 3, AFTER_NORM)
     llm, writer = load_writer(options.model, layers, num_threads=options.threads)
     settings = {"seed": options.seed, "max_tokens": options.max_tokens}
