@@ -3,8 +3,8 @@
     python benchmarks/write_texts.py DIR [MODEL] [--num-tokens 300000] [--data FILE ...] [--layers 2,15,27,-1]
 
 ``foredraft train KIND --data DIR`` then trains on them. Killed or stopped by Ctrl-C, it goes on where it was; called
-again with more tokens, it adds to what is there. The layers default to those that EAGLE-3 reads and the one that the target's
-own head reads (numbered as in ``foredraft.target.features``).
+again with more tokens, it adds to what is there. The layers default to those that EAGLE-3 reads and the
+one that the target's own head reads (numbered as in ``foredraft.target.features``).
 """
 
 from __future__ import annotations
