@@ -284,18 +284,20 @@ class Engine:
         self._metrics.observe(outcome, self.policy.forecast)
 
     def _hand_features(self, rows: list[Row], verdicts: list[Verdict], features: HiddenStates) -> None:
-        """Give the drafter the hidden states of what was committed: fed tokens and accepted drafts."""
+        """Give the drafter the hidden states of what was committed: fed tokens and accepted drafts.
+
+        Accepted drafts behind a stop are no part of the text, and the last token never has a state.
+        """
         verdict = iter(verdicts)
         for row in rows:
             path = next(verdict).path if row.completes else []
             sequence, states = row.sequence, features.of_sequence[row.sequence.sequence_id]
-            if sequence.finish_reason is not None:
-                continue
             num_new = row.num_tokens + len(path)
             if path != list(range(len(path))):
                 states = states[[*range(row.num_tokens), *(row.num_tokens + node for node in path)]]
             start = self.target.slots.length(sequence.sequence_id) - num_new
-            self.drafter.observe_features(sequence.sequence_id, sequence.token_ids, start, states[:num_new])
+            known = states[: min(num_new, len(sequence.token_ids) - 1 - start)]
+            self.drafter.observe_features(sequence.sequence_id, sequence.token_ids, start, known)
 
     def _show(self, sequences: list[Sequence], draft: Draft, verdicts: list[Verdict], logits: Tensor) -> None:
         """Let the drafter see what the target found likely behind every token of the draft."""

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, cast
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foredraft.config import EngineConfig, SpeculativeConfig
-from foredraft.drafters import make_drafter
+from foredraft.drafters import Drafter, make_drafter
 from foredraft.engine.engine import Engine
 from foredraft.engine.metrics import MetricsSnapshot
 from foredraft.engine.profile import make_policy
@@ -59,9 +59,12 @@ class LLM:
         self.engine = self.new_engine(self.speculative_config)
         self._ids = itertools.count()
 
-    def new_engine(self, speculative_config: SpeculativeConfig) -> Engine:
-        """An engine on this target with the given drafter. Two engines of one target must not run at the same time."""
-        drafter = make_drafter(speculative_config, self.config, self._target, self.tokenizer)
+    def new_engine(self, speculative_config: SpeculativeConfig, drafter: Drafter | None = None) -> Engine:
+        """An engine on this target with the given drafter, or the one that the configuration names.
+
+        Two engines of one target must not run at the same time.
+        """
+        drafter = drafter or make_drafter(speculative_config, self.config, self._target, self.tokenizer)
         contract, caching = self.numerics.for_drafts(drafter.makes_trees), self.config.enable_prefix_caching
         return Engine(
             self._target,

@@ -129,7 +129,7 @@ def dataset_workloads(file: Path, tokenizer: Any, per_category: int | None, max_
         InvalidOptionError: the file or a line cannot be used; the line's number is given.
     """
     groups: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for number, record in _records(file):
+    for number, record in read_jsonl(file):
         category = str(record.get("category", file.stem))
         if per_category is None or len(groups[category]) < per_category:
             ids = encode(tokenizer, _messages(record, f"{file}, line {number}"))
@@ -165,7 +165,12 @@ def _user(content: str) -> dict[str, str]:
     return {"role": "user", "content": content}
 
 
-def _records(file: Path) -> list[tuple[int, dict[str, Any]]]:
+def read_jsonl(file: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The objects of a file, one a line, with the numbers of their lines.
+
+    Raises:
+        InvalidOptionError: it cannot be read, or a line is no JSON object; the line's number is given.
+    """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -206,3 +206,25 @@ def test_what_a_request_may_not_ask_of_the_drafter(options, message):
     with pytest.raises(RequestError, match=message):
         engine.add_request(Request("a", [1, 2, 3], SamplingParams(), **options))
     assert not engine.has_unfinished_requests
+
+
+@pytest.mark.parametrize("num_right", [0, 3])
+def test_a_drafter_gets_each_state_of_a_text_once(target, plain, num_right):
+    """To the last step, and none of what was accepted behind the stop or the limit."""
+    texts = [p + o for p, o in zip(PROMPTS, plain, strict=True)]
+    counts: dict[int, int] = {}
+
+    class Counting(OracleDrafter):
+        feature_layers = (1,)
+
+        def observe_features(self, sequence_id, token_ids, start, features):
+            assert counts.get(sequence_id, 0) == start
+            assert len(features) > 0
+            counts[sequence_id] = start + len(features)
+            assert counts[sequence_id] < len(token_ids)
+
+    stops = [SamplingParams(temperature=0, max_tokens=14, stop_token_ids=(output[6],)) for output in plain]
+    sequences = run(engine_for(target, Counting(texts, 64, num_right)), PROMPTS, [*stops[:-1], GREEDY])
+    assert {sequence.finish_reason for sequence in sequences} == {FinishReason.STOP, FinishReason.LENGTH}
+    for sequence in sequences:
+        assert counts[sequence.sequence_id] == len(sequence.token_ids) - 1
