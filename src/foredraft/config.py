@@ -27,7 +27,8 @@ class SpeculativeConfig:
             often, here and in earlier responses), ``prediction`` (the text that a request expects), ``recycling``
             (what the target found likely behind the same tokens), ``lookahead`` (the target's own guesses ahead) or
             ``draft_model``; ``pard`` (a draft model that fills in masks; in vLLM ``draft_model`` with
-            ``parallel_drafting``); a head trained on the target's hidden states (``eagle3``, ``medusa``, ``dflash``);
+            ``parallel_drafting``); a head trained on the target's hidden states (``eagle3``, ``eagle``, ``mtp``,
+            ``mlp``, ``medusa``, ``dflash``);
             or the target drafts for itself, with its first layers (``early_exit``), without some
             (``layer_skip``) or over a part of its cache (``sparse_kv``, for long texts); or several joined by ``+``,
             preferred in that order: ``ngram+draft_model``.
@@ -36,7 +37,8 @@ class SpeculativeConfig:
         tree_width: most children of a token in the draft; 1 drafts chains.
         tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model, and
             all places that they look ahead for ``pard`` and ``dflash``.
-        model: the draft model, for ``draft_model`` and ``pard``, or the head: folder, hub id or short name.
+        model: the draft model, for ``draft_model`` and ``pard``, or the head: folder, hub id or short name. ``mtp``
+            without it takes the module that the target's own files hold.
         use_heterogeneous_vocab: the draft model has another tokenizer than the target.
         heterogeneous_vocab_method: ``tli`` drafts tokens that both vocabularies have (token-level intersection),
             ``slem`` drafts text and has the target's tokenizer cut it (string-level exact match; transformers'
@@ -174,7 +176,7 @@ class SpeculativeConfig:
 
     def _check_draft_model(self) -> None:
         takers = [method for method in self.methods if METHODS[method].takes_model]
-        if takers and not self.model:
+        if not self.model and any(not METHODS[method].target_may_be_model for method in takers):
             raise InvalidOptionError(f"method {self.method!r} needs model=: a folder, hub id or short name")
         if len(takers) > 1:
             raise InvalidOptionError(

@@ -13,7 +13,8 @@ class Method:
         module: has ``build(speculative_config, engine_config, target, tokenizer)``, which gives the drafter.
         num_speculative_tokens: most draft tokens of a step if the user names no number.
         takes_tree_width: drafts chains, or trees if ``tree_width`` is above 1.
-        takes_model: needs ``model``: a draft model, or a head that was trained for the target.
+        takes_model: has a ``model``: a draft model, or a head that was trained for the target.
+        target_may_be_model: without one it is looked for in the target's own folder.
         has_confidence: a draft can end at a token that the drafter finds unlikely (policy ``confidence``).
     """
 
@@ -21,6 +22,7 @@ class Method:
     num_speculative_tokens: int
     takes_tree_width: bool = False
     takes_model: bool = False
+    target_may_be_model: bool = False
     has_confidence: bool = False
 
 
@@ -41,6 +43,17 @@ METHODS: dict[str, Method] = {
     "eagle3": Method(
         module="foredraft.drafters.eagle3", num_speculative_tokens=4, takes_tree_width=True, takes_model=True
     ),
+    "eagle": Method(
+        module="foredraft.drafters.eagle", num_speculative_tokens=4, takes_tree_width=True, takes_model=True
+    ),
+    "mtp": Method(
+        module="foredraft.drafters.mtp",
+        num_speculative_tokens=2,
+        takes_tree_width=True,
+        takes_model=True,
+        target_may_be_model=True,
+    ),
+    "mlp": Method(module="foredraft.drafters.mlp", num_speculative_tokens=3, takes_tree_width=True, takes_model=True),
     "medusa": Method(
         module="foredraft.drafters.medusa", num_speculative_tokens=4, takes_tree_width=True, takes_model=True
     ),

@@ -108,7 +108,7 @@ class HeadCache:
             self.runner.slots.commit(row.sequence_id, len(row.token_ids))
         self._back = back[last]
         self._first_row = {row.sequence_id: i for i, row in enumerate(rows)}
-        return head.logits(normed[[last[self._first_row[sequence_id]] for sequence_id, _ in texts]])
+        return self.runner.logits(normed[[last[self._first_row[sequence_id]] for sequence_id, _ in texts]])
 
     @torch.inference_mode()
     def extend(self, drafts: Sequence[Nodes]) -> Tensor:
@@ -130,7 +130,7 @@ class HeadCache:
         if len(drafts) > 1:
             places = [self._first_row[nodes.sequence_id] + i for nodes in drafts for i in range(len(nodes.token_ids))]
             normed = normed[places]
-        return self.runner.head.logits(normed)
+        return self.runner.logits(normed)
 
     @torch.inference_mode()
     def _feed(self, sequence_id: int, waiting: _Waiting, token_ids: list[int]) -> None:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from foredraft.config import EngineConfig, SpeculativeConfig
-from foredraft.drafters.autoregressive import AutoregressiveDrafter, Chain
-from foredraft.drafters.base import Drafter, DraftRow
+from foredraft.drafters.autoregressive import Chain
+from foredraft.drafters.base import Drafter
 from foredraft.drafters.growing import Tree, TreeDrafter
+from foredraft.drafters.last_state import LastStateDrafter
 from foredraft.heads.checkpoint import read_head
 from foredraft.heads.medusa import MedusaHeads, read_medusa
 from foredraft.heads.runner import pack
@@ -25,35 +26,16 @@ from foredraft.target.features import AFTER_NORM
 from foredraft.target.forward import TargetModel
 
 
-class MedusaDrafter(AutoregressiveDrafter):
+class MedusaDrafter(LastStateDrafter):
     """Drafts chains, as long as there are heads."""
-
-    feature_layers = (AFTER_NORM,)
 
     def __init__(self, heads: MedusaHeads, target: TargetModel):
         token_map = heads.token_map
-        super().__init__(target.vocab_size, None if token_map is None else token_map.to(target.device, torch.int64))
-        self.num_heads = heads.config.num_heads
+        token_ids = None if token_map is None else token_map.to(target.device, torch.int64)
+        super().__init__(target.vocab_size, token_ids, heads.config.num_heads, target.max_model_len, (AFTER_NORM,))
         packed = copy.deepcopy(heads).to(dtype=target.dtype, device=target.device).requires_grad_(False)
         pack(packed, target.native)
         self._heads = packed
-        self._max_len = target.max_model_len
-        self._last: dict[int, tuple[int, Tensor]] = {}  # the last state of each text, and how many there were
-
-    def observe_features(self, sequence_id: int, token_ids: list[int], start: int, features: Tensor) -> None:
-        self._last[sequence_id] = start + len(features), features[-1, 0]
-
-    def forget(self, sequence_id: int) -> None:
-        self._last.pop(sequence_id, None)
-
-    def _room(self, row: DraftRow, text: list[int]) -> int:
-        known, _ = self._last.get(row.sequence_id, (0, None))
-        if not known or known != len(text) - 1:
-            return 0
-        return max(0, min(row.num_draft_tokens, self.num_heads, self._max_len - len(text)))
-
-    def _catch_up(self, sequence_id: int, text: list[int]) -> None:
-        """There is no cache."""
 
     def _next_logits(self, chains: list[Chain]) -> Tensor:
         return self._run([chain.row.sequence_id for chain in chains], len(chains[0].token_ids))
@@ -74,7 +56,7 @@ class MedusaTreeDrafter(TreeDrafter, MedusaDrafter):
 
     def __init__(self, heads: MedusaHeads, target: TargetModel, width: int, depth: int):
         super().__init__(heads, target)
-        self.width, self.depth = width, min(depth, self.num_heads)
+        self.width, self.depth = width, min(depth, self.num_steps)
 
     def _frontier_logits(self, trees: list[Tree]) -> Tensor:
         level = len(trees[0].path(trees[0].frontier[0]))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from foredraft.config import SpeculativeConfig
 from foredraft.drafters.autoregressive import AutoregressiveDrafter, Chain
 from foredraft.drafters.base import DraftRow
 from foredraft.drafters.growing import Tree, TreeDrafter
 from foredraft.drafters.head_cache import HeadCache, Nodes
+from foredraft.heads.convention import check_conventions
+from foredraft.heads.eagle import EagleHead
+from foredraft.heads.eagle3 import Eagle3Head
+from foredraft.heads.mtp import MtpHead
 from foredraft.heads.runner import HeadRunner
+from foredraft.target.forward import TargetModel
 from foredraft.types import Draft
 
 
@@ -118,3 +125,26 @@ def make_head_drafter(
     if width == 1:
         return HeadDrafter(runner, feature_layers, vocab_size, token_ids)
     return HeadTreeDrafter(runner, feature_layers, vocab_size, token_ids, width, depth)
+
+
+def build_head_drafter(
+    head: Eagle3Head | EagleHead | MtpHead,
+    speculative: SpeculativeConfig,
+    method: str,
+    target: TargetModel,
+    tokenizer: Any,
+    name: str,
+) -> HeadDrafter:
+    """The drafter of a head that was read from ``name``, its conventions checked."""
+    runner = HeadRunner(head, head.config.layer, target)
+    check_conventions(head, target, tokenizer, name)
+    drafter = make_head_drafter(
+        runner,
+        head.config.feature_layers,
+        target.vocab_size,
+        head.token_ids if isinstance(head, Eagle3Head) else None,
+        speculative.tree_width,
+        speculative.depth_of_tree(method),
+    )
+    drafter.cost = runner.num_parameters / target.num_parameters
+    return drafter

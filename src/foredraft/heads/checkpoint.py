@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, LlamaConfig
 
 from foredraft.errors import ModelLoadError
 from foredraft.target.checkpoint import check_weight_files, read_config
+from foredraft.target.features import AFTER_NORM
 from foredraft.target.zoo import resolve_model
 
 SPECULATORS_VERSION = "0.8.0"
@@ -29,8 +30,13 @@ class HeadFiles:
     tensors: dict[str, Tensor]
 
 
-def read_head(name: str, cache_dir: str | None = None) -> HeadFiles:
+def read_head(
+    name: str, cache_dir: str | None = None, wanted: Callable[[str, dict[str, Any]], bool] = lambda *_: True
+) -> HeadFiles:
     """Read a head from a folder or a hub id; weights as safetensors or as a pickle of tensors.
+
+    Args:
+        wanted: whether a tensor is to be read, by its name and config.json.
 
     Raises:
         ModelLoadError: it cannot be found or read.
@@ -42,12 +48,14 @@ def read_head(name: str, cache_dir: str | None = None) -> HeadFiles:
     if pickles and not list(path.glob("*.safetensors")):
         for file in pickles:
             try:
-                tensors.update(torch.load(file, map_location="cpu", weights_only=True))
+                held = torch.load(file, map_location="cpu", weights_only=True)
             except Exception as error:  # damaged pickles raise many kinds
                 raise ModelLoadError(f"{file} cannot be read as a dictionary of tensors: {error}") from error
+            tensors.update({key: tensor for key, tensor in held.items() if wanted(key, config)})
     else:
         for file in check_weight_files(path):
-            tensors.update(load_file(file))
+            with safe_open(file, framework="pt") as opened:
+                tensors.update({key: opened.get_tensor(key) for key in opened.keys() if wanted(key, config)})  # noqa: SIM118
     return HeadFiles(path, config, tensors)
 
 
@@ -57,6 +65,12 @@ def layer_config(raw: Mapping[str, Any]) -> Any:
     if raw.get("model_type") in ("qwen3",):
         return AutoConfig.for_model(raw["model_type"], **options)
     return LlamaConfig(**options)
+
+
+def state_layer(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """The layer whose state a head reads, as ``feature_layers``: what the target's lm_head reads, unless its
+    config.json says ``state_before_norm``."""
+    return (num_layers,) if raw.get("state_before_norm") else (AFTER_NORM,)
 
 
 def layer_config_json(config: Any) -> dict[str, Any]:
@@ -70,11 +84,18 @@ def layer_config_json(config: Any) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key not in unwanted}
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], where: Path, ignored: Collection[str] = ()) -> None:
+def fill(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    where: Path,
+    ignored: Collection[str] = (),
+    written: Callable[[str], str] = str,
+) -> None:
     """Put tensors into a module that was made on the meta device.
 
     Args:
         ignored: names that may be there and are not read.
+        written: the name in the files, for messages, of a tensor of the module.
 
     Raises:
         ModelLoadError: one is missing, has no place, or another shape than the configuration says.
@@ -83,19 +104,19 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], where: Path, ignored:
     for name, wanted in expected.items():
         if name not in tensors:
             raise ModelLoadError(
-                f"the head in {where} lacks the tensor {name}, which its config.json says has shape {_shape(wanted)}; "
-                f"it has {_some(tensors)}"
+                f"the head in {where} lacks the tensor {written(name)}, which its config.json says has shape "
+                f"{_shape(wanted)}; it has {_some(map(written, tensors))}"
             )
         if tensors[name].shape != wanted.shape:
             raise ModelLoadError(
-                f"tensor {name} of the head in {where} has shape {_shape(tensors[name])}, and by its config.json it "
-                f"should have {_shape(wanted)}; the files do not belong together"
+                f"tensor {written(name)} of the head in {where} has shape {_shape(tensors[name])}, and by its "
+                f"config.json it should have {_shape(wanted)}; the files do not belong together"
             )
     for name, tensor in tensors.items():
         if name not in expected and name not in ignored:
             raise ModelLoadError(
-                f"the head in {where} has a tensor {name} of shape {_shape(tensor)}, for which its config.json has no "
-                "place; it is a variant that is not known, or the files do not belong together"
+                f"the head in {where} has a tensor {written(name)} of shape {_shape(tensor)}, for which its "
+                "config.json has no place; it is a variant that is not known, or the files do not belong together"
             )
     module.load_state_dict({name: tensors[name] for name in expected}, assign=True)
 

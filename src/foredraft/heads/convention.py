@@ -1,7 +1,7 @@
-"""Whether an EAGLE-3 head reads the states that it was trained on.
+"""Whether a head reads the states that it was trained on.
 
 A layer id that is off by one, or a norm on the wrong side, costs most of the acceptance and raises no error: 10 % of
-first tokens instead of 45 % (vLLM, pull request 43671). So the head's guesses on a short text are compared with what
+first tokens instead of 45 % (vLLM, pull request 43671). So a head's guesses on a short text are compared with what
 the target itself would say, once as the checkpoint is read and once for each neighbouring convention.
 """
 
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from foredraft.heads.eagle import EagleHead
 from foredraft.heads.eagle3 import Eagle3Head
-from foredraft.target.features import HiddenStates
+from foredraft.heads.mlp import MlpSpeculator
+from foredraft.heads.mtp import MtpHead
+from foredraft.target.features import AFTER_NORM, HiddenStates
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow
 
@@ -32,9 +36,10 @@ NUM_STEPS = 2
 CLEARLY = 0.15
 """By so much of the places more another convention must be right; of 70 places and 2 steps that is 4 deviations."""
 PROBE_ID = -5
+AnyHead = Eagle3Head | EagleHead | MtpHead | MlpSpeculator
 
 
-def check_conventions(head: Eagle3Head, target: TargetModel, tokenizer: Any, name: str) -> dict[str, float]:
+def check_conventions(head: AnyHead, target: TargetModel, tokenizer: Any, name: str) -> dict[str, float]:
     """Warn if the head would predict clearly better under a neighbouring convention.
 
     Returns:
@@ -56,34 +61,46 @@ def check_conventions(head: Eagle3Head, target: TargetModel, tokenizer: Any, nam
     return scores
 
 
-def _scores(head: Eagle3Head, target: TargetModel, tokens: list[int]) -> dict[str, float]:
+def neighbours(head: AnyHead, num_layers: int) -> Iterator[tuple[str, AnyHead]]:
+    """The head under other conventions, each with what would be written in its config.json."""
+    layers, flags = head.config.feature_layers, list[str]()
+    if isinstance(head, Eagle3Head):
+        flags = ["norm_before_residual", "norm_output"]
+        for shifted in ([layer + shift for layer in layers] for shift in (-1, 1)):
+            if min(shifted) >= 0 and max(shifted) <= num_layers:
+                yield f"eagle_aux_hidden_state_layer_ids {shifted}", _changed(head, feature_layers=tuple(shifted))
+    else:
+        is_before = layers != (AFTER_NORM,)
+        other = (AFTER_NORM,) if is_before else (num_layers,)
+        yield f"state_before_norm {not is_before}", _changed(head, feature_layers=other)
+    if isinstance(head, MtpHead):
+        first = not head.config.states_first
+        yield f"mtp_hidden_states_first {first}", _changed(head, states_first=first)
+    if isinstance(head, MtpHead) or (isinstance(head, EagleHead) and head.config.layernorms):
+        flags = ["norm_output"]
+    for flag in flags:
+        value = not getattr(head.config, flag)
+        yield f"{flag} {value}", _changed(head, **{flag: value})
+
+
+def _scores(head: AnyHead, target: TargetModel, tokens: list[int]) -> dict[str, float]:
     """The share of places at which the head's guess is the target's, by convention."""
-    own, num_layers = head.config.feature_layers, len(target.layers)
-    layers = {
-        f"eagle_aux_hidden_state_layer_ids {[layer + shift for layer in own]}": [layer + shift for layer in own]
-        for shift in (-1, 1)
-    }
-    possible = {name: ids for name, ids in layers.items() if min(ids) >= 0 and max(ids) <= num_layers}
-    wanted = sorted({*own, *(layer for ids in possible.values() for layer in ids)})
+    variants = {"as read": head, **dict(neighbours(head, len(target.layers)))}
+    wanted = sorted({layer for variant in variants.values() for layer in variant.config.feature_layers})
     states, said = states_of(target, tokens, tuple(wanted))
 
-    def score(variant: Eagle3Head, layer_ids: list[int] | tuple[int, ...]) -> float:
-        features = torch.cat([states[:, wanted.index(layer)] for layer in layer_ids], -1)
+    def score(variant: AnyHead) -> float:
+        features = torch.cat([states[:, wanted.index(layer)] for layer in variant.config.feature_layers], -1)
         return _agreement(variant, features, tokens, said, target)
 
-    scores = {"as read": score(head, own)}
-    scores |= {name: score(head, ids) for name, ids in possible.items()}
-    for flag in ("norm_before_residual", "norm_output"):
-        value = not getattr(head.config, flag)
-        scores[f"{flag} {value}"] = score(_with_flag(head, flag, value), own)
-    return scores
+    return {name: score(variant) for name, variant in variants.items()}
 
 
-def _with_flag(head: Eagle3Head, flag: str, value: bool) -> Eagle3Head:
-    """The same weights under another flag."""
-    config = replace(head.config, **{flag: value})  # type: ignore[arg-type]
+def _changed(head: AnyHead, **changes: Any) -> AnyHead:
+    """The same weights under other options."""
+    config: Any = replace(head.config, **changes)
     with torch.device("meta"):
-        variant = Eagle3Head(config)
+        variant = type(head)(config)
     variant.load_state_dict(head.state_dict(), assign=True)
     return variant
 
@@ -101,14 +118,21 @@ def states_of(target: TargetModel, tokens: list[int], layers: tuple[int, ...]) -
 
 
 @torch.no_grad()
-def _agreement(head: Eagle3Head, features: Tensor, tokens: list[int], said: Tensor, target: TargetModel) -> float:
+def _agreement(head: AnyHead, features: Tensor, tokens: list[int], said: Tensor, target: TargetModel) -> float:
     model: Any = target.model
     embeddings = model.get_input_embeddings().weight.float()
     text = torch.tensor([tokens], device=features.device)
     variant = copy.deepcopy(head).float().to(features.device)
+    inputs = features[None].clone(), text, embeddings.clone(), NUM_STEPS
+    if isinstance(variant, Eagle3Head | MlpSpeculator):
+        unrolled = variant.unroll(*inputs)
+    else:
+        lm_head = model.get_output_embeddings()
+        unrolled = variant.unroll(*inputs, lambda states: lm_head(states.to(target.dtype)))
     right: list[Tensor] = []
-    for step, logits in enumerate(variant.unroll(features[None].clone(), text, embeddings.clone(), NUM_STEPS)):
-        guesses = variant.token_ids[logits[0].argmax(-1)]
+    for step, logits in enumerate(unrolled):
+        best = logits[0].argmax(-1)
+        guesses = variant.token_ids[best] if isinstance(variant, Eagle3Head) else best
         answers = said[1 + step :]
         right.append(guesses[: len(answers)] == answers)
     return float(torch.cat(right).float().mean())

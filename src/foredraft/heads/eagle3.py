@@ -31,10 +31,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foredraft.heads.layers import Attend, DecoderLayer, UnrolledAttention, rms_norm, rotary_table
+from foredraft.heads.layers import Attend, DecoderLayer, rms_norm
+from foredraft.heads.recurrent import unroll_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,20 +139,19 @@ class Eagle3Head(nn.Module):
         return out
 
     def unroll(self, features: Tensor, token_ids: Tensor, embeddings: Tensor, num_steps: int) -> Iterator[Tensor]:
-        """Logits of each step over whole texts; see the top of this file.
+        """Logits of each step over whole texts; see the top of this file."""
+        return map(self.logits, self.unroll_states(features, token_ids, embeddings, num_steps))
+
+    def unroll_states(
+        self, features: Tensor, token_ids: Tensor, embeddings: Tensor, num_steps: int
+    ) -> Iterator[Tensor]:
+        """What :meth:`logits` reads at each step, ``[B, S - 1, hidden]``.
 
         Args:
             embeddings: the target's, ``[V, hidden]``; not read if the head has its own.
         """
         embeddings = self.embed_tokens.weight if self.config.has_embeddings else embeddings
-        num_rows = token_ids.shape[1] - 1
-        attend = UnrolledAttention(rotary_table(self.config.layer, num_rows + num_steps), num_rows)
-        hidden = self.combine(features[:, :-1])
-        for step in range(num_steps):
-            following = F.pad(token_ids[:, 1 + step :], (0, step))
-            attend.step = step
-            hidden, normed = self.step(F.embedding(following, embeddings).to(hidden), hidden, attend)
-            yield self.logits(normed)
+        return unroll_states(self, self.config.layer, features, token_ids, embeddings, num_steps)
 
     def draft_ids(self, token_ids: Tensor) -> Tensor:
         """Ids of the draft vocabulary for the target's; -1 for tokens that it lacks."""

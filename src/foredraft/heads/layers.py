@@ -2,6 +2,7 @@
 
 A layer does not know how its attention finds keys: it calls ``attend(self.self_attn, x)``. In training that is
 :class:`UnrolledAttention`, over a whole text at once; in drafting the packed attention over the head's slots.
+Layers that are transformers' own (:mod:`foredraft.heads.kinds`) are called by ``attend`` as a whole.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
-    LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+
+from foredraft.heads.kinds import layer_classes
+from foredraft.target.storage import LayerShape
 
 Attend = Callable[[nn.Module, Tensor], Tensor]
 """From an attention module and its input ``[..., T, input size]`` to its output ``[..., T, hidden]``."""
@@ -29,8 +32,8 @@ def rms_norm(size: int, config: Any) -> LlamaRMSNorm:
 
 
 def rotary_table(config: Any, num_positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines ``[num_positions, head_dim]`` of a layer configuration's rotary positions, float32."""
-    rotary = LlamaRotaryEmbedding(config)
+    """Cosines and sines ``[num_positions, rotated dims]`` of a layer configuration's rotary positions, float32."""
+    rotary = layer_classes(config.model_type).rotary(config)
     cos, sin = rotary(torch.empty(0), torch.arange(num_positions)[None])
     return cos[0], sin[0]
 
@@ -49,13 +52,19 @@ class HeadAttention(nn.Module):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         bias = bool(getattr(config, "attention_bias", False))
-        self.q_proj = nn.Linear(input_size, self.num_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(input_size, self.num_kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(input_size, self.num_kv_heads * self.head_dim, bias=bias)
+        qkv_bias = bias or bool(getattr(config, "qkv_bias", False))
+        self.q_proj = nn.Linear(input_size, self.num_heads * self.head_dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(input_size, self.num_kv_heads * self.head_dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(input_size, self.num_kv_heads * self.head_dim, bias=qkv_bias)
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, config.hidden_size, bias=bias)
         has_norms = config.model_type == "qwen3"
         self.q_norm = rms_norm(self.head_dim, config) if has_norms else None
         self.k_norm = rms_norm(self.head_dim, config) if has_norms else None
+
+    @property
+    def cache_shape(self) -> LayerShape:
+        """Of a token's keys and values."""
+        return LayerShape(self.num_kv_heads, self.head_dim, self.head_dim)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values: ``[B, heads, T, D]`` of ``x [B, T, input size]``; kv heads repeated."""
@@ -119,21 +128,27 @@ class UnrolledAttention:
         self._values: dict[int, list[Tensor]] = {}
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        assert isinstance(module, HeadAttention)
         positions = slice(self.step, self.step + self._num_rows)
         cos, sin = (table[positions].to(x)[None] for table in (self._cos, self._sin))
-        query, key, value = module.project(x, cos, sin)
-        keys, values = (kept.setdefault(module.layer_idx, []) for kept in (self._keys, self._values))
-        keys.append(key)
-        values.append(value)
-        out: Tensor = module.o_proj(_attend(query, keys, values).transpose(1, 2).flatten(2))
+        if not isinstance(module, HeadAttention):
+            whole_layer: Tensor = module(x, (cos, sin), unrolled=self)[0]
+            return whole_layer
+        attended = self.attend(module.layer_idx, *module.project(x, cos, sin), module.head_dim**-0.5)
+        out: Tensor = module.o_proj(attended.flatten(2))
         return out
 
+    def attend(self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Keep keys and values of this step and attend: ``[B, T, heads, D]`` from ``[B, heads, T, D]`` each."""
+        keys, values = (kept.setdefault(layer_idx, []) for kept in (self._keys, self._values))
+        keys.append(key)
+        values.append(value)
+        return _attend(query, keys, values, scale).transpose(1, 2)
 
-def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+
+def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor], scale: float) -> Tensor:
     if len(keys) == 1:
-        return F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True)
-    num_rows, scale = query.shape[2], query.shape[3] ** -0.5
+        return F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True, scale=scale)
+    num_rows = query.shape[2]
     ahead = torch.ones(num_rows, num_rows, dtype=torch.bool, device=query.device).triu(1)
     causal = (query @ keys[0].transpose(2, 3)).masked_fill(ahead, float("-inf"))
     own = [(query * key).sum(-1, keepdim=True) for key in keys[1:]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,20 +13,14 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from foredraft.heads.layers import Attend, HeadAttention, rotary_table
+from foredraft.heads.kinds import ModelLayer
+from foredraft.heads.layers import HeadAttention, rotary_table
+from foredraft.heads.recurrent import LmHead, RecurrentHead
+from foredraft.target.attention import ATTENTION_NAME
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow, build_layout
 from foredraft.target.packed import PackedAttention, PackedGatedMLP, PackedLinear, PackedRMSNorm
 from foredraft.target.slots import KVSlots
-from foredraft.target.storage import LayerShape
-
-
-class RecurrentHead(Protocol):
-    """A head that drafts token by token from its own states; shapes as in ``heads.eagle3``."""
-
-    def combine(self, features: Tensor) -> Tensor: ...
-    def step(self, embeddings: Tensor, hidden: Tensor, attend: Attend) -> tuple[Tensor, Tensor]: ...
-    def logits(self, normed: Tensor) -> Tensor: ...
 
 
 class HeadRunner:
@@ -35,10 +29,11 @@ class HeadRunner:
     Args:
         head: its module; it is copied.
         layer: configuration of its decoder layers.
-        target: whose kernels, device and embeddings are used.
+        target: whose kernels, device, embeddings and, if the head has none, lm_head are used.
 
     Attributes:
         slots: keys and values of rows that read the target's states; a row's place is that of its state in the text.
+        logits: from what :meth:`forward` gave to the lm_head's ``[T, draft vocabulary]``.
         num_parameters: read a step.
     """
 
@@ -48,13 +43,15 @@ class HeadRunner:
         any_target: Any = target.model
         self.embeddings: Tensor = (own or any_target.get_input_embeddings()).weight.detach()
         self.num_parameters = sum(p.numel() for name, p in packed.named_parameters() if "embed_tokens" not in name)
-        attentions = [module for module in packed.modules() if isinstance(module, HeadAttention)]
-        shapes = [LayerShape(module.num_kv_heads, module.head_dim, module.head_dim) for module in attentions]
+        shapes = [module.cache_shape for module in packed.modules() if isinstance(module, HeadAttention | ModelLayer)]
         self.slots = KVSlots(shapes, target.dtype, target.device, target.max_model_len)
         cos, sin = rotary_table(layer, target.max_model_len)
         self._cos, self._sin = (table.to(target.device, target.dtype) for table in (cos, sin))
         pack(packed, target.native)
         self.head = cast(RecurrentHead, packed)
+        self.logits: LmHead = getattr(packed, "logits", None) or self._target_logits
+        if not hasattr(packed, "logits"):
+            self.num_parameters += target.vocab_size * target.hidden_size
         self._target = target
 
     def forward(self, rows: Sequence[PassRow], hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +60,7 @@ class HeadRunner:
         Writes keys and values at and past the committed lengths; changes no length.
 
         Returns:
-            the states to feed back and those that ``head.logits`` reads, ``[T, hidden]`` each.
+            the states to feed back and those that :attr:`logits` reads, ``[T, hidden]`` each.
         """
         layout = build_layout(rows, self.slots, self._target.shape, self._target.native)
         filling = layout.token_ids.shape[1] - len(hidden)
@@ -77,9 +74,16 @@ class HeadRunner:
         back, normed = self.head.step(F.embedding(layout.token_ids, self.embeddings), padded[None], attend)
         return back[0, : len(hidden)], normed[0, : len(hidden)]
 
+    def _target_logits(self, normed: Tensor) -> Tensor:
+        model: Any = self._target.model
+        logits: Tensor = model.get_output_embeddings()(normed)
+        return logits[..., : self._target.vocab_size]
+
 
 def pack(module: nn.Module, native: ctypes.CDLL | None) -> None:
     """Replace a head's modules by packed ones, in place."""
+    if isinstance(module, ModelLayer):
+        module.config._attn_implementation = ATTENTION_NAME
     for name, child in list(module.named_children()):
         packed = _packed(child, native)
         if packed is None:

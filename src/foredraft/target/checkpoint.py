@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,21 @@ def _what_it_may_be(path: Path) -> str:
 def convert_call(gguf: Path) -> str:
     """The Python call that makes a model folder of a GGUF file, for messages."""
     return f"foredraft.target.convert.convert_gguf(Path({str(gguf)!r}), Path({gguf.stem!r}))"
+
+
+def mtp_module(name: str, config: Mapping[str, Any]) -> str | None:
+    """What the names of a module for multi-token prediction begin with, if a tensor belongs to one.
+
+    Args:
+        name: of a tensor: ``mtp.*`` in Qwen's files, ``model.mtp_layers.0.*`` in MiMo's, ``mtp_layers.0.*`` in
+            speculators', layers behind the model's last in DeepSeek's.
+        config: of the model's text part.
+    """
+    if name.startswith("mtp."):
+        module = re.match(r"mtp\.layers\.([1-9]\d*)\.", name)
+        return module[0] if module else "mtp."
+    if match := re.match(r"(?:model\.)?mtp_layers\.\d+\.", name):
+        return match[0]
+    match = re.match(r"model\.layers\.(\d+)\.", name)
+    num_layers = config.get("num_hidden_layers")
+    return match[0] if match and num_layers is not None and int(match[1]) >= num_layers else None

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from foredraft.errors import ModelLoadError, UnsupportedModelError
-from foredraft.target.checkpoint import check_weight_files, fingerprint, read_config
+from foredraft.target.checkpoint import check_weight_files, fingerprint, mtp_module, read_config
 from foredraft.target.convert import quiet_transformers
 from foredraft.target.zoo import resolve_model
 
@@ -188,9 +188,14 @@ def _load_weights(
             )
     except Exception as error:  # model code of any origin; the reason is in its message
         raise ModelLoadError(f"the model in {path} cannot be loaded: {error}") from error
+    text = config.get_text_config()
+    has_mtp = getattr(text, "num_mtp_layers", None) or getattr(text, "num_nextn_predict_layers", None)
+    unexpected = [
+        key for key in info["unexpected_keys"] if not (has_mtp and mtp_module(key, text.to_dict()))
+    ]  # modules for multi-token prediction are read by their drafter
     faults = {
         "lack": info["missing_keys"],
-        "have more than the model uses:": info["unexpected_keys"],
+        "have more than the model uses:": unexpected,
         "have other shapes than config.json says for": [key for key, *_ in info["mismatched_keys"]],
     }
     for fault, names in faults.items():

@@ -19,7 +19,18 @@ from foredraft.testing.conformance import (
 from foredraft.testing.distribution import check_distribution
 from foredraft.testing.drafters import OracleDrafter, RecordingDrafter, ScriptedDrafter
 from foredraft.testing.engines import check_cache, check_caches, engine_for, run
-from foredraft.testing.heads import eagle3_config, eagle3_head, hidden_states, trained_eagle3, trained_medusa
+from foredraft.testing.heads import (
+    check_chains,
+    draft_logits,
+    draft_tokens,
+    eagle3_config,
+    eagle3_head,
+    hidden_states,
+    train_head,
+    trained_eagle3,
+    trained_medusa,
+    unrolled,
+)
 from foredraft.testing.models import (
     bigram_model,
     constant_bigram,
@@ -33,6 +44,7 @@ from foredraft.testing.models import (
 )
 from foredraft.testing.parallel_heads import dflash_config, dflash_head, trained_dflash, trained_pard
 from foredraft.testing.reference import Reference, last_logits, reference
+from foredraft.testing.state_heads import eagle_head, mlp_speculator, mtp_head
 
 __all__ = [
     "LOSSLESS_RULES",
@@ -47,6 +59,7 @@ __all__ = [
     "bigram_model",
     "check_cache",
     "check_caches",
+    "check_chains",
     "check_distribution",
     "check_drafter",
     "check_interface",
@@ -54,12 +67,17 @@ __all__ = [
     "constant_bigram",
     "dflash_config",
     "dflash_head",
+    "draft_logits",
+    "draft_tokens",
     "eagle3_config",
     "eagle3_head",
+    "eagle_head",
     "engine_for",
     "hidden_states",
     "last_logits",
     "makes_trees",
+    "mlp_speculator",
+    "mtp_head",
     "noisy_copy",
     "random_model",
     "reference",
@@ -69,8 +87,10 @@ __all__ = [
     "tiny_config",
     "tiny_mamba",
     "tiny_model",
+    "train_head",
     "trained_dflash",
     "trained_eagle3",
     "trained_medusa",
     "trained_pard",
+    "unrolled",
 ]

@@ -21,10 +21,11 @@ from foredraft.heads.runner import HeadRunner
 from foredraft.policy import FixedPolicy
 from foredraft.testing import (
     RecordingDrafter,
+    check_chains,
+    draft_logits,
     eagle3_config,
     eagle3_head,
     engine_for,
-    hidden_states,
     reference,
     run,
     target_for,
@@ -49,29 +50,6 @@ def engine_of(model: Any, head: Eagle3Head, width: int = 1, depth: int = 3, **op
     return engine_for(target, RecordingDrafter(drafter), **{"num_speculative_tokens": 4, **options})
 
 
-def unrolled(model: Any, head: Eagle3Head, text: list[int], path: list[int]) -> torch.Tensor:
-    """The head's logits ``[len(path) + 1, draft vocabulary]`` behind a text and a draft, as in training."""
-    tokens = torch.tensor([text + path])
-    features = hidden_states(model, tokens, head.config.feature_layers)
-    features[:, len(text) - 1 :] = 9.0  # unknown when the draft is made
-    embeddings = model.get_input_embeddings().weight
-    with torch.no_grad():
-        return torch.stack([s[0, len(text) - 2] for s in head.unroll(features, tokens, embeddings, len(path) + 1)])
-
-
-def check_chains(engine: Engine, model: Any, head: Eagle3Head) -> int:
-    """Assert that each draft is what unrolling gives; returns how many there were."""
-    recorder, checked = engine.drafter, 0
-    assert isinstance(recorder, RecordingDrafter)
-    for texts, draft in zip(recorder.texts, recorder.drafts, strict=True):
-        for text, tokens, count in zip(texts, draft.token_ids.tolist(), draft.num_draft_tokens, strict=True):
-            if count:
-                best = unrolled(model, head, text, tokens[: count - 1]).argmax(-1)
-                assert head.token_ids[best].tolist() == tokens[:count]
-                checked += 1
-    return checked
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -86,7 +64,7 @@ def test_drafts_are_what_unrolling_gives(tiny: Any, flags: dict[str, Any]):
     head = eagle3_head(eagle3_config(tiny, **flags), seed=2)
     engine = engine_of(tiny, head)
     sequences = run(engine, PROMPTS, GREEDY)
-    assert check_chains(engine, tiny, head) > 20
+    assert check_chains(engine.drafter, tiny, head) > 20
     assert [s.output_token_ids for s in sequences] == [reference(tiny, p, GREEDY).token_ids for p in PROMPTS]
 
 
@@ -99,7 +77,7 @@ def test_a_layer_of_the_qwen3_kind_and_a_second_layer(tiny: Any):
     head = eagle3_head(replace(base, layer=Qwen3Config(**own)))
     engine = engine_of(tiny, head)
     run(engine, PROMPTS[:2], GREEDY)
-    assert check_chains(engine, tiny, head) > 10
+    assert check_chains(engine.drafter, tiny, head) > 10
 
 
 class Oracle(HeadDrafter):
@@ -131,7 +109,7 @@ def test_a_guessed_state_never_stays(tiny: Any, head: Eagle3Head, num_right: int
     (sequence,) = run(engine, [prompt], params)
     assert sequence.metrics.num_accepted_tokens >= 29 - len(oracle.guesses) - 1
     for text, tokens in oracle.guesses:
-        best = unrolled(tiny, head, text, tokens[:-1]).argmax(-1)
+        best = draft_logits(tiny, head, text, tokens[:-1]).argmax(-1)
         assert head.token_ids[best].tolist() == tokens
     assert len(oracle.guesses) > 4
 
@@ -151,7 +129,7 @@ def test_a_tree_is_what_unrolling_gives(tiny: Any, head: Eagle3Head, width: int)
             tokens, parents = draft.token_ids[i, :count].tolist(), draft.parents[i, :count].tolist()
             for node in range(count):
                 path = [tokens[at] for at in path_to(node, parents)]
-                likeliest = unrolled(tiny, head, text, path[:-1])[-1].topk(width).indices
+                likeliest = draft_logits(tiny, head, text, path[:-1])[-1].topk(width).indices
                 assert path[-1] in head.token_ids[likeliest].tolist()
                 deepest = max(deepest, len(path))
     assert deepest == 3
@@ -170,7 +148,7 @@ def test_prompts_in_chunks_and_steps_without_a_draft(tiny: Any, head: Eagle3Head
             engine.step()
         for prompt, sequence in zip(PROMPTS, requests, strict=True):
             assert sequence.output_token_ids == reference(tiny, prompt, GREEDY).token_ids
-    assert check_chains(engine, tiny, head) > 10
+    assert check_chains(engine.drafter, tiny, head) > 10
     inner = engine.drafter.inner  # type: ignore[attr-defined]
     assert not inner.cache.runner.slots.num_open
 
@@ -189,7 +167,7 @@ def test_many_states_that_wait_are_fed(tiny: Any, head: Eagle3Head, monkeypatch:
     engine.policy = FixedPolicy(4)
     while engine.has_unfinished_requests:
         engine.step()
-    assert check_chains(engine, tiny, head) > 3
+    assert check_chains(engine.drafter, tiny, head) > 3
 
 
 def test_states_behind_a_gap_begin_a_new_memory(tiny: Any, head: Eagle3Head):
@@ -218,7 +196,7 @@ def test_built_by_name_and_mixed_with_another_source(tiny: Any, head: Eagle3Head
         sequences = run(engine, PROMPTS, GREEDY)
         assert [s.output_token_ids for s in sequences] == [reference(tiny, p, GREEDY).token_ids for p in PROMPTS]
         if method == "eagle3":
-            assert check_chains(engine, tiny, head) > 10
+            assert check_chains(engine.drafter, tiny, head) > 10
 
 
 def test_bf16_with_native_kernels(tiny: Any, head: Eagle3Head):
@@ -234,7 +212,7 @@ def test_bf16_with_native_kernels(tiny: Any, head: Eagle3Head):
             assert [s.output_token_ids for s in drafted] == [s.output_token_ids for s in plain]
         right = total = 0
         for text, draft in zip(recorder.texts[1], [recorder.drafts[1]] * len(PROMPTS), strict=True):
-            best = head.token_ids[unrolled(tiny, head, text, []).argmax(-1)].tolist()
+            best = head.token_ids[draft_logits(tiny, head, text, []).argmax(-1)].tolist()
             right += best[0] in draft.token_ids[recorder.texts[1].index(text), :width].tolist()
             total += 1
         assert right >= total - 1, "first guesses in bf16 are those in float32, but for a near-tie"
@@ -259,7 +237,7 @@ def test_preempted_sequences_and_reused_prefixes(tiny: Any, head: Eagle3Head):
     while engine.has_unfinished_requests:
         engine.step()
     assert request.output_token_ids == reference(tiny, PROMPTS[1], GREEDY).token_ids
-    assert check_chains(engine, tiny, head) > 6
+    assert check_chains(engine.drafter, tiny, head) > 6
     (again,) = run(engine, [[*PROMPTS[1], 9]], GREEDY)
     assert again.output_token_ids == reference(tiny, [*PROMPTS[1], 9], GREEDY).token_ids
     assert again.metrics.num_drafts > 5
