@@ -13,15 +13,22 @@ from foredraft import EngineConfig, SamplingParams, SpeculativeConfig
 from foredraft.drafters import Drafter, DraftRow, make_drafter
 from foredraft.heads.dflash_format import save_dflash
 from foredraft.heads.eagle3_format import save_eagle3
+from foredraft.heads.eagle_format import save_eagle
 from foredraft.heads.medusa import save_medusa
 from foredraft.heads.pard import save_pard
+from foredraft.heads.mlp import save_mlp
+from foredraft.heads.mtp_format import save_mtp
 from foredraft.methods import METHODS
 from foredraft.target.forward import TargetModel
 from foredraft.testing import (
     MakeDrafter,
     RecordingDrafter,
+    eagle_head,
+    mlp_speculator,
+    mtp_head,
     noisy_copy,
     reference,
+    train_head,
     trained_dflash,
     trained_eagle3,
     trained_medusa,
@@ -42,6 +49,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sparse_kv_selection": "snapkv",
     },
     "eagle3-tree": {"method": "eagle3", "tree_width": 2, "tree_depth": 3},
+    "eagle-tree": {"method": "eagle", "tree_width": 2, "tree_depth": 3},
+    "mtp-tree": {"method": "mtp", "tree_width": 2, "tree_depth": 3},
+    "mlp-tree": {"method": "mlp", "tree_width": 2, "tree_depth": 3},
     "medusa-tree": {"method": "medusa", "tree_width": 2, "tree_depth": 3},
     "pard-tree": {"method": "pard", "tree_width": 2, "tree_depth": 3},
     "dflash": {"method": "dflash", "num_speculative_tokens": 8},
@@ -59,6 +69,9 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "ngram+eagle3": {"method": "ngram+eagle3"},
     "ngram+dflash": {"method": "ngram+dflash"},
     "suffix+pard-trees": {"method": "suffix+pard", "tree_width": 2, **LONG_DRAFTS},
+    "ngram+eagle": {"method": "ngram+eagle"},
+    "suffix+mtp-trees": {"method": "suffix+mtp", "tree_width": 2, "tree_depth": 3, **LONG_DRAFTS},
+    "ngram+mlp": {"method": "ngram+mlp"},
     "suffix+eagle3-trees": {"method": "suffix+eagle3", "tree_width": 2, "tree_depth": 3, **LONG_DRAFTS},
     "suffix+draft_model-trees": {"method": "suffix+draft_model", "tree_width": 2, "tree_depth": 3, **LONG_DRAFTS},
 }
@@ -81,11 +94,32 @@ def _save_pard(model: Any, folder: Path) -> None:
     save_pard(trained_pard(noisy_copy(model, 0.05)), folder, model.config.vocab_size - 1, num_tokens=8)
 
 
+def _save_eagle(model: Any, folder: Path) -> None:
+    head = eagle_head(model, scale=1.0)
+    train_head(head, model)
+    save_eagle(head, folder, {"name_or_path": "tiny", "architectures": ["LlamaForCausalLM"]})
+
+
+def _save_mtp(model: Any, folder: Path) -> None:
+    head = mtp_head(model, scale=1.0)
+    train_head(head, model)
+    save_mtp(head, folder, num_layers=2)
+
+
+def _save_mlp(model: Any, folder: Path) -> None:
+    speculator = mlp_speculator(model, scale=1.0)
+    train_head(speculator, model)
+    save_mlp(speculator, folder)
+
+
 HEADS: dict[str, Callable[[Any, Path], object]] = {
     "eagle3": _save_eagle3,
     "medusa": _save_medusa,
     "dflash": _save_dflash,
     "pard": _save_pard,
+    "eagle": _save_eagle,
+    "mtp": _save_mtp,
+    "mlp": _save_mlp,
 }
 """Of the methods that need a head: makes one for a target and writes it to a folder."""
 
@@ -148,6 +182,14 @@ def combination(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(
     params=[
         pytest.param(name, marks=pytest.mark.slow if _is_slow_head(name) else ())
+def _shares_its_path(name: str) -> bool:
+    """Other heads take the same way through the engine; these are left to the whole suite and their unit tests."""
+    return bool({"eagle", "mtp", "mlp"} & {*{**VARIANTS, **COMBINATIONS}[name]["method"].split("+")})
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if _shares_its_path(name) else ())
         for name in (*VARIANTS, *COMBINATIONS)
         if _has_head(name)
     ]
