@@ -96,7 +96,8 @@ class Drafter(ABC):
         """The hidden states of tokens that were committed to the target's cache, before ``observe``.
 
         They come in order, those of every token once, parts of a prompt too; of a sequence that was forgotten they
-        come again, and from ``start`` on where the cache begins with a prefix computed for another sequence.
+        come again, some of the last ones where the target's state goes back after a rejection, and from ``start`` on
+        where the cache begins with a prefix computed for another sequence.
 
         Args:
             token_ids: the committed text; at least one token of it follows those with features.

@@ -15,5 +15,5 @@ from foredraft.target.forward import TargetModel
 def build(speculative: SpeculativeConfig, config: EngineConfig, target: TargetModel, tokenizer: Any) -> Drafter:
     assert speculative.model is not None
     files = read_head(speculative.model, config.cache_dir)
-    head = read_eagle(files, target.hidden_size, target.vocab_size, len(target.layers))
+    head = read_eagle(files, target.hidden_size, target.vocab_size, target.num_layers)
     return build_head_drafter(head, speculative, "eagle", target, tokenizer, speculative.model)

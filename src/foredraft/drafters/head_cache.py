@@ -67,8 +67,10 @@ class HeadCache:
         self._first_row: dict[int, int] = {}  # where in it a sequence's rows begin
 
     def add(self, sequence_id: int, token_ids: list[int], start: int, features: Tensor) -> None:
-        """Take states of committed tokens; behind a gap the head's memory begins anew."""
+        """Take states of committed tokens; behind a gap the head's memory begins anew, what is known is left out."""
         waiting = self._waiting.get(sequence_id)
+        if waiting is not None and start < waiting.end:
+            start, features = waiting.end, features[waiting.end - start :]
         if waiting is None or waiting.end != start:
             self.forget(sequence_id)
             self.runner.slots.open(sequence_id)

@@ -83,7 +83,7 @@ class MlpTreeDrafter(TreeDrafter, MlpDrafter):
 def build(speculative: SpeculativeConfig, config: EngineConfig, target: TargetModel, tokenizer: Any) -> Drafter:
     assert speculative.model is not None
     files = read_head(speculative.model, config.cache_dir)
-    speculator = read_mlp(files, target.hidden_size, target.vocab_size, len(target.layers))
+    speculator = read_mlp(files, target.hidden_size, target.vocab_size, target.num_layers)
     check_conventions(speculator, target, tokenizer, speculative.model)
     drafter: MlpDrafter
     if speculative.tree_width == 1:

@@ -15,5 +15,5 @@ def build(speculative: SpeculativeConfig, config: EngineConfig, target: TargetMo
     """The module is that of ``speculative.model``, or the target's own."""
     name = speculative.model or config.model
     files = read_mtp_files(name, config.cache_dir)
-    head = read_mtp(files, target.hidden_size, target.vocab_size, len(target.layers))
+    head = read_mtp(files, target.hidden_size, target.vocab_size, target.num_layers)
     return build_head_drafter(head, speculative, "mtp", target, tokenizer, name)

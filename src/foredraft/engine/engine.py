@@ -295,7 +295,7 @@ class Engine:
             num_new = row.num_tokens + len(path)
             if path != list(range(len(path))):
                 states = states[[*range(row.num_tokens), *(row.num_tokens + node for node in path)]]
-            start = self.target.slots.length(sequence.sequence_id) - num_new
+            start = features.start_of[sequence.sequence_id]
             known = states[: min(num_new, len(sequence.token_ids) - 1 - start)]
             self.drafter.observe_features(sequence.sequence_id, sequence.token_ids, start, known)
 
@@ -338,8 +338,7 @@ def _check_capabilities(drafter: Drafter, target: TargetModel, rule: str) -> Non
             "use 'rejection' or 'auto', or tree_width=1"
         )
     wants = {
-        "hidden states of the target": bool(drafter.feature_layers)
-        and not (target.runs_parts and target.compiled is None),
+        "hidden states of the target": bool(drafter.feature_layers) and not target.gives_states(drafter.feature_layers),
         "verification of trees": drafter.makes_trees and not target.supports_trees,
         "verification without rollback": not drafter.rolls_back,
     }

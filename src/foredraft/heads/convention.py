@@ -44,9 +44,9 @@ def check_conventions(head: AnyHead, target: TargetModel, tokenizer: Any, name: 
 
     Returns:
         the share of right guesses by convention, the checkpoint's own under ``as read``; empty without a tokenizer,
-        for what is no text tells nothing.
+        for what is no text tells nothing, or if the target does not give the states.
     """
-    if tokenizer is None:
+    if tokenizer is None or not target.gives_states(head.config.feature_layers):
         return {}
     limit = target.max_model_len - 1
     tokens = tokenizer(TEXT)["input_ids"][: min(limit, 128)]
@@ -85,7 +85,8 @@ def neighbours(head: AnyHead, num_layers: int) -> Iterator[tuple[str, AnyHead]]:
 
 def _scores(head: AnyHead, target: TargetModel, tokens: list[int]) -> dict[str, float]:
     """The share of places at which the head's guess is the target's, by convention."""
-    variants = {"as read": head, **dict(neighbours(head, len(target.layers)))}
+    others = neighbours(head, target.num_layers)
+    variants = {"as read": head, **{n: v for n, v in others if target.gives_states(v.config.feature_layers)}}
     wanted = sorted({layer for variant in variants.values() for layer in variant.config.feature_layers})
     states, said = states_of(target, tokens, tuple(wanted))
 

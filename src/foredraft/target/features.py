@@ -33,10 +33,12 @@ class HiddenStates:
     Attributes:
         layer_ids: which states, in the order in which they are wanted.
         of_sequence: after the pass, ``[tokens fed, layers, hidden]`` of each of its rows.
+        start_of: the place of the first of these tokens in the text.
     """
 
     layer_ids: tuple[int, ...]
     of_sequence: dict[int, Tensor] = field(default_factory=dict)
+    start_of: dict[int, int] = field(default_factory=dict)
 
     def take(self, rows: Sequence[PassRow], layout: PassLayout) -> None:
         """Split what the taps left in the layout by rows."""
@@ -46,6 +48,7 @@ class HiddenStates:
         for laid in layout.laid:
             row = by_slot[laid.slot]
             self.of_sequence[row.sequence_id] = states[laid.offset : laid.offset + len(row.token_ids)]
+            self.start_of[row.sequence_id] = layout.slots.length(row.sequence_id)
 
 
 def tap(model: nn.Module, layers: Sequence[nn.Module], layer_ids: Sequence[int]) -> None:

@@ -87,6 +87,7 @@ class TargetModel:
         self.dtype, self.device = parameter.dtype, parameter.device
         self.vocab_size = int(config.get_text_config().vocab_size)
         self.hidden_size = int(config.get_text_config().hidden_size)
+        self.num_layers = int(config.get_text_config().num_hidden_layers)
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.max_model_len = max_model_len
         self.num_passes = 0
@@ -137,6 +138,10 @@ class TargetModel:
             part = list(token_ids[start : start + chunk])
             self.forward([PassRow(sequence_id, part, 0)])
             self.slots.commit(sequence_id, len(part))
+
+    def gives_states(self, layer_ids: Sequence[int]) -> bool:
+        """Whether passes can be asked for the hidden states of some layers."""
+        return self.compiled is None
 
     def tap(self, layer_ids: Sequence[int]) -> None:
         """Make the hidden states of some layers available to passes; the numbering is that of ``features``.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from foredraft.errors import UnsupportedModelError
-from foredraft.target.features import HiddenStates
+from foredraft.target.features import AFTER_NORM, HiddenStates
 from foredraft.target.forward import TargetModel
 from foredraft.target.kinds import describe
 from foredraft.target.layout import PassRow, PassShape
@@ -62,13 +62,30 @@ class StatefulModel(TargetModel):
         self.lowering = LoweringReport()
         self.shape = PassShape(min_tokens=1, min_queries=1)
         self.single_steps = False
+        self._noted: list[Tensor] = []  # states of the row that runs, once they are tapped
 
     def forward(self, rows: Sequence[PassRow], wanted: HiddenStates | None = None) -> Tensor:
         """See :meth:`TargetModel.forward`; what an earlier pass fed without a commit is undone first."""
-        assert wanted is None, "the engine asks only models that run parts for hidden states"
         self.num_passes += 1
+        logits = []
         with torch.inference_mode():
-            return torch.cat([self._run(row) for row in rows])
+            for row in rows:
+                self._noted.clear()
+                start = self.slots.length(row.sequence_id)
+                logits.append(self._run(row))
+                if wanted is not None:
+                    wanted.start_of[row.sequence_id] = start
+                    wanted.of_sequence[row.sequence_id] = torch.cat(self._noted)[:, None]
+        return torch.cat(logits)
+
+    def gives_states(self, layer_ids: Sequence[int]) -> bool:
+        return set(layer_ids) <= {AFTER_NORM}
+
+    def tap(self, layer_ids: Sequence[int]) -> None:
+        if layer_ids and not self._tapped:
+            self._tapped.add(AFTER_NORM)
+            any_model: Any = self.model
+            any_model.base_model.register_forward_hook(lambda module, args, output: self._noted.append(output[0][0]))
 
     def call(self, token_ids: Sequence[int], start: int, cache: Any, num_logits: int) -> tuple[Tensor, Any]:
         """Feed tokens at positions from ``start`` on; logits ``[num_logits, V]`` of the last, and the cache after.
