@@ -14,6 +14,7 @@ from foredraft.drafters.recurrent_head import make_head_drafter
 from foredraft.heads.convention import check_conventions
 from foredraft.heads.runner import HeadRunner
 from foredraft.target.features import AFTER_NORM, HiddenStates
+from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow
 from foredraft.target.stateful import StatefulModel
 from foredraft.testing import (
@@ -43,11 +44,15 @@ def hybrid() -> Any:
     return random_model(Qwen3_5ForCausalLM, config, seed=0)
 
 
+@pytest.fixture(scope="module")
+def target(hybrid: Any) -> TargetModel:
+    return target_for(hybrid)
+
+
 @pytest.mark.parametrize("kind", ["mtp", pytest.param("mlp", marks=pytest.mark.slow)])  # the states are the same
-def test_tokens_that_are_fed_again_bring_their_states_again(hybrid: Any, kind: str):
+def test_tokens_that_are_fed_again_bring_their_states_again(hybrid: Any, target: TargetModel, kind: str):
     """Each state is read once; drafts are what unrolling gives, the output is that of plain decoding."""
     head: Any = mtp_head(hybrid, "qwen3_5_text") if kind == "mtp" else mlp_speculator(hybrid)
-    target = target_for(hybrid)
     assert isinstance(target, StatefulModel)
     recorder: RecordingDrafter
     if kind == "mtp":
@@ -61,22 +66,22 @@ def test_tokens_that_are_fed_again_bring_their_states_again(hybrid: Any, kind: s
     assert all(s.metrics.num_accepted_tokens < s.metrics.num_draft_tokens for s in sequences)
 
 
-def test_only_conventions_whose_states_are_to_be_had_are_compared(hybrid: Any):
-    scores = check_conventions(
-        mtp_head(hybrid, "qwen3_5_text"), target_for(hybrid), lambda _: {"input_ids": list(range(40))}, "a head"
-    )
+def test_only_conventions_whose_states_are_to_be_had_are_compared(hybrid: Any, target: TargetModel):
+    def tokenizer(_: str) -> dict[str, list[int]]:
+        return {"input_ids": list(range(40))}
+
+    scores = check_conventions(mtp_head(hybrid, "qwen3_5_text"), target, tokenizer, "a head")
     assert list(scores) == ["as read", "mtp_hidden_states_first True", "norm_output False"]
     before_norm = mtp_head(hybrid, "qwen3_5_text", feature_layers=(2,))
-    assert check_conventions(before_norm, target_for(hybrid), lambda _: {"input_ids": [1, 2]}, "a head") == {}
+    assert check_conventions(before_norm, target, tokenizer, "a head") == {}
 
 
-def test_states_are_what_the_lm_head_reads(hybrid: Any):
-
-    target = target_for(hybrid)
+def test_states_are_what_the_lm_head_reads(hybrid: Any, target: TargetModel):
     target.tap((AFTER_NORM,))
-    target.slots.open(1)
+    target.slots.open(-1)
     wanted = HiddenStates((AFTER_NORM,))
-    logits = target.forward([PassRow(1, list(range(12)), 3, [-1, 0])], wanted)
-    states = wanted.of_sequence[1]
+    logits = target.forward([PassRow(-1, list(range(12)), 3, [-1, 0])], wanted)
+    target.slots.close(-1)
+    states = wanted.of_sequence[-1]
     assert states.shape == (12, 1, 64)
     assert torch.allclose(hybrid.lm_head(states[-3:, 0]), logits, atol=1e-4)
