@@ -83,7 +83,7 @@ def _save_eagle3(model: Any, folder: Path) -> None:
 
 
 def _save_medusa(model: Any, folder: Path) -> None:
-    save_medusa(trained_medusa(model), folder, model.config.vocab_size)
+    save_medusa(trained_medusa(model, num_heads=8), folder, model.config.vocab_size)
 
 
 def _save_dflash(model: Any, folder: Path) -> None:
@@ -107,7 +107,7 @@ def _save_mtp(model: Any, folder: Path) -> None:
 
 
 def _save_mlp(model: Any, folder: Path) -> None:
-    speculator = mlp_speculator(model, scale=1.0)
+    speculator = mlp_speculator(model, scale=1.0, num_steps=8, tie_weights=True)
     train_head(speculator, model)
     save_mlp(speculator, folder)
 
