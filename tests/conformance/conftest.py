@@ -15,9 +15,9 @@ from foredraft.heads.dflash_format import save_dflash
 from foredraft.heads.eagle3_format import save_eagle3
 from foredraft.heads.eagle_format import save_eagle
 from foredraft.heads.medusa import save_medusa
-from foredraft.heads.pard import save_pard
 from foredraft.heads.mlp import save_mlp
 from foredraft.heads.mtp_format import save_mtp
+from foredraft.heads.pard import save_pard
 from foredraft.methods import METHODS
 from foredraft.target.forward import TargetModel
 from foredraft.testing import (
@@ -159,8 +159,8 @@ def _methods(name: str) -> set[str]:
 
 
 def _is_slow_head(name: str) -> bool:
-    """Parallel drafters take a minute; tests/unit/drafters has their tokens, laws and caches in seconds."""
-    return bool({"pard", "dflash"} & _methods(name))
+    """These take minutes; tests/unit/drafters has their tokens, laws and caches in seconds."""
+    return bool({"eagle", "mtp", "mlp", "pard", "dflash"} & _methods(name))
 
 
 @pytest.fixture(params=_params(VARIANTS))
@@ -182,14 +182,6 @@ def combination(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(
     params=[
         pytest.param(name, marks=pytest.mark.slow if _is_slow_head(name) else ())
-def _shares_its_path(name: str) -> bool:
-    """Other heads take the same way through the engine; these are left to the whole suite and their unit tests."""
-    return bool({"eagle", "mtp", "mlp"} & {*{**VARIANTS, **COMBINATIONS}[name]["method"].split("+")})
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.slow if _shares_its_path(name) else ())
         for name in (*VARIANTS, *COMBINATIONS)
         if _has_head(name)
     ]

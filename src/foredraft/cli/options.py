@@ -23,7 +23,7 @@ Method = Annotated[
 ]
 DraftModel = Annotated[
     str | None,
-    typer.Option(help="The draft model, or the head of eagle3, medusa or dflash: folder, hub id or short name."),
+    typer.Option(help="The draft model, or the head of eagle3, medusa, ...: folder, hub id or short name."),
 ]
 NumSpeculativeTokens = Annotated[
     int | None,
