@@ -17,6 +17,7 @@ from foredraft.target.compiled import CompiledModel
 from foredraft.target.early_exit import EarlyExit
 from foredraft.target.features import HiddenStates, tap
 from foredraft.target.kinds import describe, state_kinds
+from foredraft.target.layers import LayerRun
 from foredraft.target.layout import PassRow, PassShape, build_layout
 from foredraft.target.lowering import LoweringReport, find_attention, lower, run_model
 from foredraft.target.native_build import native_library
@@ -78,6 +79,7 @@ class TargetModel:
         self.native = native_library(folder) if packed and self.device.type == "cpu" else None
         self.lowering = lower(model, calls, self.slots, self.native) if packed else LoweringReport()
         self.compiled = CompiledModel(model, self.slots, folder) if compiled else None
+        self._joined = self._join()
         self.shape = PassShape()
 
     def _adopt(self, model: nn.Module, max_model_len: int) -> None:
@@ -116,7 +118,7 @@ class TargetModel:
             layout = replace(layout, hidden_states={})
         self.slots.scratch_of.update((row.sequence_id, self) for row in rows)
         with torch.inference_mode():
-            logits = run_model(self.model, layout) if self.compiled is None else self.compiled(layout)
+            logits = run_model(self._joined, layout) if self.compiled is None else self.compiled(layout)
             if self.query_log is not None:
                 self.query_log.note(rows, layout)
             if wanted is not None:
@@ -167,6 +169,14 @@ class TargetModel:
             )
         return list(find_layers(self.model, len(self.slots.layers))[1])
 
+    def _join(self) -> nn.Module:
+        """The model as its passes run it: its packed layers in one call, where it has such."""
+        name = self.lowering.layer_list
+        if name is None:
+            return self.model
+        layers: Any = self.model.get_submodule(name)
+        return with_layers(self.model, name, [LayerRun(layers)])
+
     def with_layers(self, layers: Sequence[nn.Module], slots: KVSlots | None = None) -> TargetModel:
         """A model of some of this one's :attr:`layers`, which shares the weights and, unless given others, the slots.
 
@@ -177,6 +187,7 @@ class TargetModel:
         view.slots = slots or self.slots
         view.num_passes, view.early_exit, view.query_log = 0, None, None
         view.model = with_layers(self.model, find_layers(self.model, len(self.layers))[0], layers)
+        view._joined = view._join()
         view.slots.open(PROBE_ID)
         try:
             view.forward([PassRow(PROBE_ID, [0, 0], 1)])
