@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foredraft.target.features import AFTER_NORM
 from foredraft.target.layout import PassLayout
 from foredraft.target.packed import NativeProduct, PackedAttention, PackedGatedMLP, PackedRMSNorm
 
@@ -72,31 +73,50 @@ class PackedLayer(nn.Module):
         return _run(self.entry, 1, self.entry.width, self.arena, hidden_states, layout, **options)
 
 
-class LayerRun(nn.Module):
-    """Layers one behind the other, packed ones or not; packed ones that nobody looks between run in one call."""
+class LayerStack:
+    """The pass of a model whose layers are packed: they in as few calls as possible, and little around them.
 
-    def __init__(self, layers: Sequence[nn.Module]):
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.attention_type = getattr(layers[0], "attention_type", None)
-        packed = [layer if isinstance(layer, PackedLayer) else None for layer in layers]
-        self._table = (LayerEntry * len(layers))(*(LayerEntry() if p is None else p.entry for p in packed))
+    Embeddings, rotary positions, layers, norm and head, as transformers' models of the Llama kind have them. Whether
+    the model does no more than that is for the caller to find out by its logits. Layers with hooks run one by one.
+
+    Args:
+        list_name: of the model's list of layers.
+        layers: others to run in their place.
+    """
+
+    def __init__(self, model: nn.Module, list_name: str, layers: Sequence[nn.Module] = ()):
+        any_model: Any = model
+        base: Any = model.get_submodule(list_name.rpartition(".")[0])
+        self._embeddings, self._head = any_model.get_input_embeddings(), any_model.get_output_embeddings()
+        self._rotary, self._norm = base.rotary_emb, base.norm
+        self._layers = list(layers or base.layers)
+        packed = [layer if isinstance(layer, PackedLayer) else None for layer in self._layers]
+        self._table = (LayerEntry * len(packed))(*(LayerEntry() if p is None else p.entry for p in packed))
         self._width = max((p.entry.width for p in packed if p is not None), default=0)
         self._arena = next((p.arena for p in packed if p is not None), Arena())
 
-    def forward(self, hidden_states: Tensor, *, layout: PassLayout, **options: Any) -> Tensor:
+    def __call__(self, layout: PassLayout) -> Tensor:
+        """Logits ``[num_logits (padded), vocab]``."""
+        hidden = self._embeddings(layout.token_ids)
+        hidden = self._norm(self._through_layers(hidden, self._rotary(hidden, position_ids=layout.positions), layout))
+        if layout.hidden_states is not None:
+            layout.hidden_states[AFTER_NORM] = hidden[0]
+        logits: Tensor = self._head(hidden[0, layout.logits_index])
+        return logits
+
+    def _through_layers(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], layout: PassLayout) -> Tensor:
         in_one_call = layout.native is not None and layout.queries is None
         start = 0
-        for joined, group in groupby(self.layers, lambda layer: in_one_call and _is_unobserved(layer)):
+        for joined, group in groupby(self._layers, lambda layer: in_one_call and _is_unobserved(layer)):
             layers = list(group)
             if joined:
                 at = ctypes.byref(self._table, start * ctypes.sizeof(LayerEntry))
-                hidden_states = _run(at, len(layers), self._width, self._arena, hidden_states, layout, **options)
+                hidden = _run(at, len(layers), self._width, self._arena, hidden, layout, rotary)
             else:
                 for layer in layers:
-                    hidden_states = layer(hidden_states, layout=layout, **options)
+                    hidden = layer(hidden, position_embeddings=rotary, layout=layout)
             start += len(layers)
-        return hidden_states
+        return hidden
 
 
 def describe_layer(layer: nn.Module) -> LayerEntry | None:

@@ -18,12 +18,12 @@ from transformers.pytorch_utils import Conv1D
 
 from foredraft.errors import UnsupportedModelError
 from foredraft.target.attention import ATTENTION_NAME, attention_forward, register_attention
+from foredraft.target.layers import Arena, LayerStack, PackedLayer, describe_layer
 from foredraft.target.layout import PassLayout, PassRow, PassShape, build_layout
-from foredraft.target.layers import Arena, LayerRun, PackedLayer, describe_layer
 from foredraft.target.packed import PackedAttention, PackedGatedMLP, PackedLinear, PackedRMSNorm
 from foredraft.target.slots import KVSlots
 from foredraft.target.storage import LayerShape
-from foredraft.target.views import find_layers, with_layers
+from foredraft.target.views import find_layers
 
 PROBE_TOKENS = 6
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -188,8 +188,8 @@ def _pack_layers(model: nn.Module, layout: PassLayout, logits: Tensor, report: L
     if len(packed) < len(layers):
         return
     try:
-        same = torch.equal(run_model(with_layers(model, name, [LayerRun(packed)]), layout), logits)
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):  # it hands its layers something else
+        same = torch.equal(LayerStack(model, name, packed)(layout), logits)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):  # it is built in another way
         return
     if same:
         for i, layer in enumerate(packed):
