@@ -80,7 +80,7 @@ class TargetModel:
         self.native = native_library(folder) if packed and self.device.type == "cpu" else None
         self.lowering = lower(model, calls, self.slots, self.native) if packed else LoweringReport()
         self.compiled = CompiledModel(model, self.slots, folder) if compiled else None
-        self._run = self.compiled or self._runner()
+        self._logits_of = self.compiled or self._runner()
         self.shape = PassShape()
 
     def _adopt(self, model: nn.Module, max_model_len: int) -> None:
@@ -119,7 +119,7 @@ class TargetModel:
             layout = replace(layout, hidden_states={})
         self.slots.scratch_of.update((row.sequence_id, self) for row in rows)
         with torch.inference_mode():
-            logits = self._run(layout)
+            logits = self._logits_of(layout)
             if self.query_log is not None:
                 self.query_log.note(rows, layout)
             if wanted is not None:
@@ -185,7 +185,7 @@ class TargetModel:
         view.slots = slots or self.slots
         view.num_passes, view.early_exit, view.query_log = 0, None, None
         view.model = with_layers(self.model, find_layers(self.model, len(self.layers))[0], layers)
-        view._run = view._runner()
+        view._logits_of = view._runner()
         view.slots.open(PROBE_ID)
         try:
             view.forward([PassRow(PROBE_ID, [0, 0], 1)])

@@ -119,13 +119,13 @@ def test_one_call_gives_the_bits_of_the_steps(target, rows, calls):
     assert calls == [4]
 
 
-def test_threads_change_no_bit(target):
+def test_threads_change_no_bit(llama):
     """The team shares the rows or the columns of a step, never a sum."""
     before = torch.get_num_threads()
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        found.append([run(target, rows) for rows in PASSES.values()])
+        found.append([run(llama, rows) for rows in PASSES.values()])
     torch.set_num_threads(before)
     assert all(same(ours, theirs) for other in found[1:] for ours, theirs in zip(other, found[0], strict=True))
 

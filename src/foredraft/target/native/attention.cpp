@@ -21,6 +21,7 @@ constexpr int kTile = 12;     // queries handled at once: 24 accumulators
 constexpr int kQueries = 48;  // most queries of a work item: they share a block of keys once it is transposed
 constexpr int kMany = 192;    // queries of a head in a row from which items are that large; below, threads share better
 constexpr int kBlock = 16;    // keys handled at once: one vector of scores
+constexpr int kAhead = 256;   // keys fetched at once: they and their values stay in the second cache
 constexpr int kMaxDim = 256;
 constexpr float kHidden = -1e30f;
 
@@ -179,6 +180,16 @@ void absorb_path(const Layer& layer, const Queries& queries, State& state, int q
   }
 }
 
+// Read some keys and values for nothing. No sum waits for these reads, so the processor has many of them under way;
+// those of a block of keys come one after the other, each as long as memory takes.
+void fetch(const uint16_t* keys, const uint16_t* values, int64_t from, int64_t to, int64_t stride, int64_t dim) {
+  uint32_t seen = 0;
+  for (int64_t key = from; key < to; ++key)
+    for (int64_t d = 0; d < dim; d += 32) seen += keys[key * stride + d] + values[key * stride + d];
+  volatile uint32_t kept = seen;
+  (void)kept;
+}
+
 void attend(const Layer& layer, const Queries& queries, const uint16_t* keys, const uint16_t* values) {
   alignas(64) int32_t block[kMaxDim / 2 * kBlock];
   State state;
@@ -197,6 +208,7 @@ void attend(const Layer& layer, const Queries& queries, const uint16_t* keys, co
   first = layer.window ? std::max<int64_t>(0, first - layer.window + 1) / kBlock * kBlock : 0;
   const int64_t shared = last < queries.tree_start ? last + 1 : queries.tree_start / kBlock * kBlock;
   for (int64_t key = first; key < shared; key += kBlock) {
+    if ((key - first) % kAhead == 0) fetch(keys, values, key, std::min(key + kAhead, shared), stride, dim);
     transpose_keys(keys + key * stride, stride, dim, block);
     for (int q = 0; q < count; q += kTile)
       kAbsorb[std::min(kTile, count - q)](layer, queries, state, q, key, block, values + key * stride, stride);
