@@ -102,6 +102,8 @@ class Verifier:
             rule = row.sequence.rule
             if rule in ("greedy", "coupled", "match"):
                 verdicts[i] = _follow_target(row)
+            elif not row.token_ids and rule != "typical":
+                verdicts[i] = row.draw_verdict([], row.probs(-1))
             elif row.is_chain:
                 chains.setdefault(rule, []).append(i)
             else:

@@ -167,13 +167,20 @@ def _note_queries(layer: int, query_THD: Tensor, layout: PassLayout, scaling: fl
 
 
 def rotate_and_store(
-    layer: int, qkv_THD: Tensor, cos_sin: tuple[Tensor, Tensor] | None, layout: PassLayout, num_heads: int
+    layer: int,
+    qkv_THD: Tensor,
+    cos_sin: tuple[Tensor, Tensor] | None,
+    layout: PassLayout,
+    num_heads: int,
+    q_norm: Any = None,
+    k_norm: Any = None,
 ) -> Tensor:
     """Rotate queries and keys, put keys and values into the slots; returns the queries ``[T, heads, D]``.
 
     Args:
         qkv_THD: ``[T, query heads + 2 * kv heads, D]`` bf16, contiguous.
         cos_sin: ``[1, T, D]`` each, or None for a layer without positions.
+        q_norm, k_norm: packed norms of the heads before they are rotated, both or none.
     """
     num_tokens, num_all, dim = qkv_THD.shape
     keys, values = layout.slots.keys[layer], layout.slots.values[layer]
@@ -181,8 +188,9 @@ def rotate_and_store(
     cos, sin = (None, None) if cos_sin is None else (t.to(qkv_THD.dtype).contiguous() for t in cos_sin)
     layout.native.foredraft_rotate_store_bf16(  # type: ignore[union-attr]
         qkv_THD.data_ptr(), None if cos is None else cos.data_ptr(), None if sin is None else sin.data_ptr(),
-        layout.write_index.data_ptr(), query.data_ptr(), keys.data_ptr(), values.data_ptr(), num_tokens, num_heads,
-        (num_all - num_heads) // 2, dim, torch.get_num_threads(),
+        q_norm and q_norm.weight_at, k_norm and k_norm.weight_at, layout.write_index.data_ptr(), query.data_ptr(),
+        keys.data_ptr(), values.data_ptr(), num_tokens, num_heads, (num_all - num_heads) // 2, dim,
+        q_norm.eps_value if q_norm else 0.0, torch.get_num_threads(),
     )  # fmt: skip
     return query
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,8 @@ from foredraft.target.compiled import CompiledModel
 from foredraft.target.early_exit import EarlyExit
 from foredraft.target.features import HiddenStates, tap
 from foredraft.target.kinds import describe, state_kinds
-from foredraft.target.layout import PassRow, PassShape, build_layout
+from foredraft.target.layers import LayerStack
+from foredraft.target.layout import PassLayout, PassRow, PassShape, build_layout
 from foredraft.target.lowering import LoweringReport, find_attention, lower, run_model
 from foredraft.target.native_build import native_library
 from foredraft.target.queries import QueryLog
@@ -78,6 +80,7 @@ class TargetModel:
         self.native = native_library(folder) if packed and self.device.type == "cpu" else None
         self.lowering = lower(model, calls, self.slots, self.native) if packed else LoweringReport()
         self.compiled = CompiledModel(model, self.slots, folder) if compiled else None
+        self._logits_of = self.compiled or self._runner()
         self.shape = PassShape()
 
     def _adopt(self, model: nn.Module, max_model_len: int) -> None:
@@ -117,7 +120,7 @@ class TargetModel:
             layout = replace(layout, hidden_states={})
         self.slots.scratch_of.update((row.sequence_id, self) for row in rows)
         with torch.inference_mode():
-            logits = run_model(self.model, layout) if self.compiled is None else self.compiled(layout)
+            logits = self._logits_of(layout)
             if self.query_log is not None:
                 self.query_log.note(rows, layout)
             if wanted is not None:
@@ -172,6 +175,11 @@ class TargetModel:
             )
         return list(find_layers(self.model, len(self.slots.layers))[1])
 
+    def _runner(self) -> Callable[[PassLayout], Tensor]:
+        """What gives a pass's logits, as it is not compiled."""
+        name = self.lowering.layer_list
+        return partial(run_model, self.model) if name is None else LayerStack(self.model, name)
+
     def with_layers(self, layers: Sequence[nn.Module], slots: KVSlots | None = None) -> TargetModel:
         """A model of some of this one's :attr:`layers`, which shares the weights and, unless given others, the slots.
 
@@ -182,6 +190,7 @@ class TargetModel:
         view.slots = slots or self.slots
         view.num_passes, view.early_exit, view.query_log = 0, None, None
         view.model = with_layers(self.model, find_layers(self.model, len(self.layers))[0], layers)
+        view._logits_of = view._runner()
         view.slots.open(PROBE_ID)
         try:
             view.forward([PassRow(PROBE_ID, [0, 0], 1)])

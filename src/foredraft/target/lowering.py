@@ -18,10 +18,12 @@ from transformers.pytorch_utils import Conv1D
 
 from foredraft.errors import UnsupportedModelError
 from foredraft.target.attention import ATTENTION_NAME, attention_forward, register_attention
+from foredraft.target.layers import Arena, LayerStack, PackedLayer, describe_layer
 from foredraft.target.layout import PassLayout, PassRow, PassShape, build_layout
 from foredraft.target.packed import PackedAttention, PackedGatedMLP, PackedLinear, PackedRMSNorm
 from foredraft.target.slots import KVSlots
 from foredraft.target.storage import LayerShape
+from foredraft.target.views import find_layers
 
 PROBE_TOKENS = 6
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -42,10 +44,14 @@ class AttentionCall:
 
 @dataclass(slots=True)
 class LoweringReport:
-    """How many modules of each kind were replaced, and which kinds were left as they are."""
+    """How many modules of each kind were replaced, and which kinds were left as they are.
+
+    ``layer_list`` is the name of the list of decoder layers, if they may run in one call.
+    """
 
     replaced: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
+    layer_list: str | None = None
 
     def count(self, module: nn.Module, replaced: bool) -> None:
         counts = self.replaced if replaced else self.left
@@ -159,12 +165,37 @@ def lower(model: nn.Module, calls: list[AttentionCall], slots: KVSlots, native: 
             if linear is not None:
                 setattr(parent, name, linear)
                 report.count(module, True)
-        if not _same(run_model(model, layout), reference, slack=10.0):
+        logits = run_model(model, layout)
+        if not _same(logits, reference, slack=10.0):
             raise UnsupportedModelError(
                 f"{type(model).__name__} gives other logits once its weights are packed; load it with packed=False"
             )
+        if native is not None:
+            _pack_layers(model, layout, logits, report)
     slots.close(sequence)
     return report
+
+
+def _pack_layers(model: nn.Module, layout: PassLayout, logits: Tensor, report: LoweringReport) -> None:
+    """Replace all decoder layers by packed ones, if together they give these very logits."""
+    try:
+        name, layers = find_layers(model, len(layout.slots.layers))
+    except UnsupportedModelError:
+        return
+    entries = [describe_layer(layer) for layer in layers]
+    arena = Arena()
+    packed = [PackedLayer(layer, entry, arena) for layer, entry in zip(layers, entries, strict=True) if entry]
+    if len(packed) < len(layers):
+        return
+    try:
+        same = torch.equal(LayerStack(model, name, packed)(layout), logits)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):  # it is built in another way
+        return
+    if same:
+        for i, layer in enumerate(packed):
+            report.count(layers[i], True)
+            layers[i] = layer
+        report.layer_list = name
 
 
 def _probe_tokens(model: Any) -> list[int]:

@@ -50,7 +50,7 @@ def _key(target: TargetModel, fingerprint: str, config: EngineConfig) -> str:
     code = b"".join(
         p.read_bytes()
         for p in sorted(Path(foredraft.target.__path__[0]).rglob("*"))
-        if p.is_file() and p.suffix in (".py", ".cpp")
+        if p.is_file() and p.suffix in (".py", ".cpp", ".h")
     )
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor()
     about = (

@@ -40,7 +40,7 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.kernel: Callable[[Tensor], Tensor]
         if native is not None and weight.dtype == torch.bfloat16 and self.in_features % 2 == 0:
-            self.kernel = _NativeProduct(weight, bias, native)
+            self.kernel = NativeProduct(weight, bias, native)
         elif weight.device.type == "cpu" and _can_pack(weight.dtype):
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_BATCH)
             self.kernel = lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
@@ -51,7 +51,7 @@ class PackedLinear(nn.Module):
         return self.kernel(x)
 
 
-class _NativeProduct:
+class NativeProduct:
     """A product by ``native/linear.cpp``: weights as ``[out / 32, in / 2, 32, 2]``, padded with zeros."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, native: ctypes.CDLL):
@@ -183,6 +183,16 @@ class PackedAttention(nn.Module):
         self.scaling, self.window, self.rotary = scaling, window, rotary
         self.q_norm, self.k_norm = q_norm, k_norm
 
+    @property
+    def native_norms(self) -> tuple[PackedRMSNorm | None, PackedRMSNorm | None] | None:
+        """The norms of q and k as the native kernel takes them; None if it cannot."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if q_norm is None and k_norm is None:
+            return None, None
+        if not isinstance(q_norm, PackedRMSNorm) or not isinstance(k_norm, PackedRMSNorm) or q_norm.native is None:
+            return None
+        return (q_norm, k_norm) if q_norm.eps_value == k_norm.eps_value else None
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -194,8 +204,9 @@ class PackedAttention(nn.Module):
         num_qk = self.num_heads + self.num_kv_heads
         position_embeddings = position_embeddings if self.rotary else None
         qkv = self.qkv(hidden_states)[0].view(-1, num_qk + self.num_kv_heads, self.head_dim)
-        if layout.native is not None and self.q_norm is None and runs_native(qkv, qkv):
-            query = rotate_and_store(self.layer_idx, qkv, position_embeddings, layout, self.num_heads)
+        norms = self.native_norms
+        if layout.native is not None and norms is not None and runs_native(qkv, qkv):
+            query = rotate_and_store(self.layer_idx, qkv, position_embeddings, layout, self.num_heads, *norms)
             out = native_attention(self.layer_idx, query, layout, self.scaling, window=self.window)
             return self.out(out.flatten(1)[None]), None
         qk, value = qkv[:, :num_qk], qkv[:, num_qk:]

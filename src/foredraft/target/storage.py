@@ -5,6 +5,7 @@ All slots have the capacity of the longest text, so ``slots x capacity`` is what
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class KVStorage:
 
     Attributes:
         max_positions: slots times capacity, at most; None is no limit.
+        addresses: of each layer's keys, and of its values, for native code.
     """
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, max_len: int):
@@ -128,6 +130,7 @@ class KVStorage:
             for i, s in enumerate(self.layers)
         ]
         self.num_slots, self.capacity = num_slots, capacity
+        self.addresses = _addresses(self.keys), _addresses(self.values)
 
     def _grown(self, old: list[Tensor], layer: int, heads: int, dim: int, num_slots: int, capacity: int) -> Tensor:
         new = torch.zeros(num_slots, capacity, heads, dim, dtype=self.dtype, device=self.device)
@@ -136,6 +139,10 @@ class KVStorage:
             new[:slots, :places] = old[layer][:slots, :places]
             old[layer] = new  # frees the old layer at once: the peak is one layer, not the whole cache
         return new
+
+
+def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def _rounded(num_tokens: int) -> int:

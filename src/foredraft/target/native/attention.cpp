@@ -8,18 +8,20 @@
 // In a row whose draft is a tree, a node's key of position p lies wherever the ancestor of that depth lies. Blocks
 // that reach into the tree are gathered along the node's path, so its sums are those of the chain from root to node.
 #include <algorithm>
-#include <cstdint>
 #include <immintrin.h>
-#include <vector>
 
 #include "exp.h"
+#include "kernels.h"
 
 namespace {
+
+using Layer = foredraft::Attention;
 
 constexpr int kTile = 12;     // queries handled at once: 24 accumulators
 constexpr int kQueries = 48;  // most queries of a work item: they share a block of keys once it is transposed
 constexpr int kMany = 192;    // queries of a head in a row from which items are that large; below, threads share better
 constexpr int kBlock = 16;    // keys handled at once: one vector of scores
+constexpr int kAhead = 256;   // keys fetched at once: they and their values stay in the second cache
 constexpr int kMaxDim = 256;
 constexpr float kHidden = -1e30f;
 
@@ -60,15 +62,6 @@ void transpose16(const int32_t* rows, int64_t stride, int32_t* out) {
     _mm512_storeu_si512(out + (i + 12) * 16, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd));
   }
 }
-
-struct Layer {
-  const uint16_t *query, *keys, *values;
-  uint16_t* out;
-  int64_t query_stride, key_stride, slot_stride;  // elements from token to token, and from slot to slot
-  int64_t query_heads, kv_heads, dim, window;
-  float scaling, cap;
-  const float* sinks;
-};
 
 struct Queries {  // of one kv head; those of a token are neighbours
   int count;
@@ -187,6 +180,16 @@ void absorb_path(const Layer& layer, const Queries& queries, State& state, int q
   }
 }
 
+// Read some keys and values for nothing. No sum waits for these reads, so the processor has many of them under way;
+// those of a block of keys come one after the other, each as long as memory takes.
+void fetch(const uint16_t* keys, const uint16_t* values, int64_t from, int64_t to, int64_t stride, int64_t dim) {
+  uint32_t seen = 0;
+  for (int64_t key = from; key < to; ++key)
+    for (int64_t d = 0; d < dim; d += 32) seen += keys[key * stride + d] + values[key * stride + d];
+  volatile uint32_t kept = seen;
+  (void)kept;
+}
+
 void attend(const Layer& layer, const Queries& queries, const uint16_t* keys, const uint16_t* values) {
   alignas(64) int32_t block[kMaxDim / 2 * kBlock];
   State state;
@@ -205,6 +208,7 @@ void attend(const Layer& layer, const Queries& queries, const uint16_t* keys, co
   first = layer.window ? std::max<int64_t>(0, first - layer.window + 1) / kBlock * kBlock : 0;
   const int64_t shared = last < queries.tree_start ? last + 1 : queries.tree_start / kBlock * kBlock;
   for (int64_t key = first; key < shared; key += kBlock) {
+    if ((key - first) % kAhead == 0) fetch(keys, values, key, std::min(key + kAhead, shared), stride, dim);
     transpose_keys(keys + key * stride, stride, dim, block);
     for (int q = 0; q < count; q += kTile)
       kAbsorb[std::min(kTile, count - q)](layer, queries, state, q, key, block, values + key * stride, stride);
@@ -239,39 +243,49 @@ int64_t num_parts(int64_t count) { return (count + part_size(count) - 1) / part_
 
 }  // namespace
 
+namespace foredraft {
+
 // rows: [num_rows][6] = first token, number of tokens, slot, place of the first token, first position of the tree,
-// where its paths begin in `paths` (one of path_width places a node), or -1 for a chain.
-extern "C" void foredraft_attention_bf16(const uint16_t* query, const uint16_t* keys, const uint16_t* values,
-                                         uint16_t* out, const int64_t* rows, const int64_t* positions,
-                                         const int64_t* paths, const float* sinks, int64_t num_rows,
-                                         int64_t path_width, int64_t query_stride, int64_t slot_stride,
-                                         int64_t query_heads, int64_t kv_heads, int64_t dim, int64_t window,
-                                         float scaling, float cap, int threads) {
-  const Layer layer{query,    keys, values,   out, query_stride, kv_heads * dim, slot_stride, query_heads,
-                    kv_heads, dim,  window, scaling, cap, sinks};
-  const int64_t group = query_heads / kv_heads;
-  std::vector<int64_t> first_item(num_rows + 1, 0);
-  for (int64_t r = 0; r < num_rows; ++r)
-    first_item[r + 1] = first_item[r] + kv_heads * num_parts(rows[6 * r + 1] * group);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t item = 0; item < first_item[num_rows]; ++item) {
-    const int64_t r = std::upper_bound(first_item.begin(), first_item.end(), item) - first_item.begin() - 1;
-    const int64_t *row = rows + 6 * r, count = row[1] * group, parts = num_parts(count), most = part_size(count);
-    const int64_t head = (item - first_item[r]) / parts, begin = (item - first_item[r]) % parts * most;
+// where its paths begin in `paths` (one of path_width places a node), or -1 for a chain. Strides are in elements,
+// from token to token and from slot to slot. `out` is contiguous; sinks may be null, window and cap 0.
+void attention(const Attention& layer) {
+  const int64_t group = layer.query_heads / layer.kv_heads;
+  const auto num_items = [&](int64_t r) { return layer.kv_heads * num_parts(layer.rows[6 * r + 1] * group); };
+  int64_t items = 0, r = 0, before = 0;  // a thread gets its items in ascending order: `before` those of rows before r
+  for (int64_t i = 0; i < layer.num_rows; ++i) items += num_items(i);
+#pragma omp for schedule(monotonic : dynamic, 1) nowait
+  for (int64_t item = 0; item < items; ++item) {
+    while (item - before >= num_items(r)) before += num_items(r++);
+    const int64_t *row = layer.rows + 6 * r, count = row[1] * group, parts = num_parts(count), most = part_size(count);
+    const int64_t head = (item - before) / parts, begin = (item - before) % parts * most;
     const bool is_tree = row[5] >= 0;
     const int64_t num_pending = row[4] - row[3];
     Queries queries;
     queries.count = (int)std::min(most, count - begin);
     queries.tree_start = is_tree ? row[4] : INT64_MAX;
     for (int q = 0; q < queries.count; ++q) {
-      const int64_t token = (begin + q) / group, query_head = head * group + (begin + q) % group;
-      queries.query[q] = query + (row[0] + token) * query_stride + query_head * dim;
-      queries.out[q] = out + ((row[0] + token) * query_heads + query_head) * dim;
-      queries.position[q] = is_tree ? positions[row[0] + token] : row[3] + token;
-      queries.path[q] = is_tree && token >= num_pending ? paths + (row[5] + token - num_pending) * path_width : nullptr;
-      queries.sink[q] = sinks ? sinks[query_head] : 0;
+      const int64_t token = (begin + q) / group, query_head = head * group + (begin + q) % group, at = row[0] + token;
+      queries.query[q] = layer.query + at * layer.query_stride + query_head * layer.dim;
+      queries.out[q] = layer.out + (at * layer.query_heads + query_head) * layer.dim;
+      queries.position[q] = is_tree ? layer.positions[at] : row[3] + token;
+      queries.path[q] =
+          is_tree && token >= num_pending ? layer.paths + (row[5] + token - num_pending) * layer.path_width : nullptr;
+      queries.sink[q] = layer.sinks ? layer.sinks[query_head] : 0;
     }
-    const int64_t at = row[2] * slot_stride + head * dim;
-    attend(layer, queries, keys + at, values + at);
+    const int64_t at = row[2] * layer.slot_stride + head * layer.dim;
+    attend(layer, queries, layer.keys + at, layer.values + at);
   }
+}
+
+}  // namespace foredraft
+
+extern "C" void foredraft_attention_bf16(const uint16_t* query, const uint16_t* keys, const uint16_t* values,
+                                         uint16_t* out, const int64_t* rows, const int64_t* positions,
+                                         const int64_t* paths, const float* sinks, int64_t num_rows,
+                                         int64_t path_width, int64_t query_stride, int64_t slot_stride,
+                                         int64_t query_heads, int64_t kv_heads, int64_t dim, int64_t window,
+                                         float scaling, float cap, int threads) {
+#pragma omp parallel num_threads(threads)
+  foredraft::attention({query, keys, values, out, rows, positions, paths, sinks, num_rows, path_width, query_stride,
+                        kv_heads * dim, slot_stride, query_heads, kv_heads, dim, window, scaling, cap});
 }

@@ -4,8 +4,9 @@
 // the number of rows, the number of threads or the neighbours, so a row's bits never change with the batch.
 //
 //   packed weights: [N/32][K/2][32][2]   a block of 32 outputs is one contiguous stream
-#include <cstdint>
 #include <immintrin.h>
+
+#include "kernels.h"
 
 namespace {
 
@@ -18,9 +19,21 @@ __m512 pair_to_float(const uint16_t* pair) {
   return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
 }
 
+__m512 widened(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+
+// y = x, or y += x: the sum of two rounded numbers, rounded again.
+void put(uint16_t* y, __m512 x, __mmask16 lanes, bool add) {
+  __m256i rounded = (__m256i)_mm512_cvtneps_pbh(x);
+  if (add) {
+    const __m512 sum = _mm512_add_ps(widened(_mm256_maskz_loadu_epi16(lanes, y)), widened(rounded));
+    rounded = (__m256i)_mm512_cvtneps_pbh(sum);
+  }
+  _mm256_mask_storeu_epi16(y, lanes, rounded);
+}
+
 template <int R>
 void tile(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, int64_t K, int64_t ldx, int64_t ldy,
-          __mmask16 lanes0, __mmask16 lanes1) {
+          __mmask16 lanes0, __mmask16 lanes1, bool add) {
   __m512 acc[R][2];
   for (int r = 0; r < R; ++r) {
     acc[r][0] = _mm512_setzero_ps();
@@ -43,13 +56,13 @@ void tile(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, 
       acc[r][0] = _mm512_add_ps(acc[r][0], _mm512_maskz_loadu_ps(lanes0, bias));
       acc[r][1] = _mm512_add_ps(acc[r][1], _mm512_maskz_loadu_ps(lanes1, bias + 16));
     }
-    _mm256_mask_storeu_epi16(y + r * ldy, lanes0, (__m256i)_mm512_cvtneps_pbh(acc[r][0]));
-    _mm256_mask_storeu_epi16(y + r * ldy + 16, lanes1, (__m256i)_mm512_cvtneps_pbh(acc[r][1]));
+    put(y + r * ldy, acc[r][0], lanes0, add);
+    put(y + r * ldy + 16, acc[r][1], lanes1, add);
   }
 }
 
 using Tile = void (*)(const uint16_t*, const uint16_t*, const float*, uint16_t*, int64_t, int64_t, int64_t, __mmask16,
-                      __mmask16);
+                      __mmask16, bool);
 constexpr Tile kTiles[kRows + 1] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>,  tile<5>, tile<6>,
                                     tile<7>, tile<8>, tile<9>, tile<10>, tile<11>, tile<12>};
 
@@ -57,19 +70,30 @@ __mmask16 lanes(int64_t left) { return left >= 16 ? 0xffff : left <= 0 ? 0 : (1u
 
 }  // namespace
 
-// x: [M, K] with row stride ldx; w: packed; bias: [N] float32 or null; y: [M, N] contiguous. K is even.
-extern "C" void foredraft_linear_bf16(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, int64_t M,
-                                      int64_t N, int64_t K, int64_t ldx, int threads) {
+namespace foredraft {
+
+// x: [M, K] with row stride ldx; w: packed; bias: [N] float32 or null; y: [M, N] contiguous, added to if `add` says
+// so. K is even.
+void product(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, int64_t M, int64_t N, int64_t K,
+             int64_t ldx, bool add) {
   const int64_t blocks = (N + kBlock - 1) / kBlock;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t n = b * kBlock;
     for (int64_t m = 0; m < M;) {
       int64_t rows = M - m;
       if (rows > kRows) rows = rows >= 2 * kRows ? kRows : (rows + 1) / 2;
       kTiles[rows](x + m * ldx, w + b * kBlock * K, bias ? bias + n : nullptr, y + m * N + n, K, ldx, N, lanes(N - n),
-                   lanes(N - n - 16));
+                   lanes(N - n - 16), add);
       m += rows;
     }
   }
+}
+
+}  // namespace foredraft
+
+extern "C" void foredraft_linear_bf16(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, int64_t M,
+                                      int64_t N, int64_t K, int64_t ldx, int threads) {
+#pragma omp parallel num_threads(threads)
+  foredraft::product(x, w, bias, y, M, N, K, ldx, false);
 }
