@@ -1,0 +1,91 @@
+"""One EAGLE-3 head in vLLM and in foredraft: acceptance by position on the same prompts, greedy, bf16.
+
+    python benchmarks/peers/acceptance.py --vllm-python PYTHON --head DIR [--prompts 20] [--max-tokens 128]
+
+The prompts are code edits, summaries and stories of the load generator. A text that differs from the same engine's plain
+decoding is reported with the place: in bf16 a pass over a draft may decide a near-tie otherwise. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from environments import vllm_environment
+from process import Worker
+from transformers import AutoTokenizer
+
+from foredraft.measure.load_prompts import ROUTES, built_in_stream
+from foredraft.measure.metrics import first_difference
+from foredraft.target.zoo import resolve_model
+
+
+def run_engine(worker: Worker, mode: str, prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
+    """The answers to all prompts, one by one; ends the worker."""
+    worker.wake()
+    try:
+        return [worker.generate(mode, prompt, max_tokens) for prompt in prompts]
+    finally:
+        worker.close()
+
+
+def summary(answers: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
+    """Acceptance over all prompts, and where texts differ from plain decoding."""
+    drafts = sum(answer["num_drafts"] for answer in answers)
+    by_position = zip(*(answer["num_accepted_tokens_per_pos"] for answer in answers), strict=True)
+    places = [first_difference(a["token_ids"], b["token_ids"]) for a, b in zip(answers, plain, strict=True)]
+    return {
+        "acceptance_len": round(1 + sum(answer["num_accepted_tokens"] for answer in answers) / drafts, 3),
+        "num_drafts": drafts,
+        "accepted_per_position": [round(sum(counts) / drafts, 3) for counts in by_position],
+        "num_identical_to_plain": places.count(None),
+        "differ_at": [place for place in places if place is not None],
+    }
+
+
+def main(options: argparse.Namespace) -> None:
+    folder = resolve_model(options.model)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    stream = built_in_stream(ROUTES, tokenizer, max_tokens=options.max_tokens, seed=options.seed, max_model_len=1024)
+    prompts = [list(stream[index].prompt_token_ids) for index in range(options.prompts)]
+    speculative = {"method": "eagle3", "model": options.head, "num_speculative_tokens": options.num_speculative_tokens}
+    settings: dict[str, Any] = {"model": str(folder), "threads": options.threads}
+    environment = vllm_environment(options.vllm_python, options.threads)
+    found = {}
+    ours = Worker(
+        sys.executable, "foredraft_worker.py",
+        settings | {"modes": {mode: config}, "enforce_eager": True}, environment)| {"modes": {"none": {"method": "none"}, "eagle3": speculative}},
+        {"OMP_NUM_THREADS": str(options.threads)},
+    )  # fmt: skip
+    ours.wake()
+    plain = [ours.generate("none", prompt, options.max_tokens) for prompt in prompts]
+    found["foredraft"] = summary(run_engine(ours, "eagle3", prompts, options.max_tokens), plain)
+    texts: dict[str, list[dict[str, Any]]] = {}
+    for mode, config in {"none": None, "eagle3": speculative}.items():
+        worker = Worker(options.vllm_python, "vllm_worker.py", settings | {"modes": {mode: config}}, environment)
+        texts[mode] = run_engine(worker, mode, prompts, options.max_tokens)
+    found["vllm"] = summary(texts["eagle3"], texts["none"])
+    for name, row in found.items():
+        positions = ", ".join(f"{rate:.3f}" for rate in row["accepted_per_position"])
+        print(
+            f"{name:10} acceptance length {row['acceptance_len']:.3f}; by position {positions}; "
+            f"{row['num_identical_to_plain']} of {len(prompts)} texts as plain, others differ at {row['differ_at']}"
+        )
+    ratio = found["vllm"]["acceptance_len"] / found["foredraft"]["acceptance_len"]
+    print(json.dumps({"head": options.head, **found, "ratio": round(ratio, 3), "holds": abs(ratio - 1) <= 0.1}))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--vllm-python", required=True, help="Python of an environment with vLLM")
+    parser.add_argument("--head", required=True, type=lambda text: str(Path(text).resolve()), help="folder of the head")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="folder or short name of the target")
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--num-speculative-tokens", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    main(parser.parse_args())
