@@ -2,8 +2,9 @@
 
     python benchmarks/peers/acceptance.py --vllm-python PYTHON --head DIR [--prompts 20] [--max-tokens 128]
 
-The prompts are code edits, summaries and stories of the load generator. A text that differs from the same engine's plain
-decoding is reported with the place: in bf16 a pass over a draft may decide a near-tie otherwise. The last line is JSON.
+The prompts are code edits, summaries and stories of the load generator. A text that differs from the same engine's
+plain decoding is reported with the place: in bf16 a pass over a draft may decide a near-tie otherwise. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,19 @@ from foredraft.measure.load_prompts import ROUTES, built_in_stream
 from foredraft.measure.metrics import first_difference
 from foredraft.target.zoo import resolve_model
 
+Answers = list[dict[str, Any]]
 
-def run_engine(worker: Worker, mode: str, prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
-    """The answers to all prompts, one by one; ends the worker."""
+
+def run_engine(worker: Worker, modes: Iterable[str], prompts: list[list[int]], max_tokens: int) -> dict[str, Answers]:
+    """The answers to all prompts, one by one, of each mode; ends the worker."""
     worker.wake()
     try:
-        return [worker.generate(mode, prompt, max_tokens) for prompt in prompts]
+        return {mode: [worker.generate(mode, prompt, max_tokens) for prompt in prompts] for mode in modes}
     finally:
         worker.close()
 
 
-def summary(answers: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(answers: Answers, plain: Answers) -> dict[str, Any]:
     """Acceptance over all prompts, and where texts differ from plain decoding."""
     drafts = sum(answer["num_drafts"] for answer in answers)
     by_position = zip(*(answer["num_accepted_tokens_per_pos"] for answer in answers), strict=True)
@@ -52,21 +56,20 @@ def main(options: argparse.Namespace) -> None:
     stream = built_in_stream(ROUTES, tokenizer, max_tokens=options.max_tokens, seed=options.seed, max_model_len=1024)
     prompts = [list(stream[index].prompt_token_ids) for index in range(options.prompts)]
     speculative = {"method": "eagle3", "model": options.head, "num_speculative_tokens": options.num_speculative_tokens}
+    modes = {"none": {"method": "none"}, "eagle3": speculative}
     settings: dict[str, Any] = {"model": str(folder), "threads": options.threads}
+    threads = str(options.threads)
     environment = vllm_environment(options.vllm_python, options.threads)
-    found = {}
-    ours = Worker(
-        sys.executable, "foredraft_worker.py",
-        settings | {"modes": {mode: config}, "enforce_eager": True}, environment)| {"modes": {"none": {"method": "none"}, "eagle3": speculative}},
-        {"OMP_NUM_THREADS": str(options.threads)},
+    texts = run_engine(
+        Worker(sys.executable, "foredraft_worker.py", settings | {"modes": modes}, {"OMP_NUM_THREADS": threads}),
+        modes, prompts, options.max_tokens,
     )  # fmt: skip
-    ours.wake()
-    plain = [ours.generate("none", prompt, options.max_tokens) for prompt in prompts]
-    found["foredraft"] = summary(run_engine(ours, "eagle3", prompts, options.max_tokens), plain)
-    texts: dict[str, list[dict[str, Any]]] = {}
-    for mode, config in {"none": None, "eagle3": speculative}.items():
-        worker = Worker(options.vllm_python, "vllm_worker.py", settings | {"modes": {mode: config}}, environment)
-        texts[mode] = run_engine(worker, mode, prompts, options.max_tokens)
+    found = {"foredraft": summary(texts["eagle3"], texts["none"])}
+    for mode in modes:
+        config = None if mode == "none" else speculative
+        one = settings | {"modes": {mode: config}, "enforce_eager": True}
+        worker = Worker(options.vllm_python, "vllm_worker.py", one, environment)
+        texts |= run_engine(worker, [mode], prompts, options.max_tokens)
     found["vllm"] = summary(texts["eagle3"], texts["none"])
     for name, row in found.items():
         positions = ", ".join(f"{rate:.3f}" for rate in row["accepted_per_position"])

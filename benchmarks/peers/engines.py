@@ -1,7 +1,7 @@
 """What is measured: engines, their modes, and the processes that they run in.
 
 Only modes without a memory of earlier answers are here, for every prompt is asked several times. llama.cpp's
-``ngram-mod`` and ``ngram-cache`` keep the n-grams of past requests, and so does vLLM's ``suffix`` unless told otherwise.
+``ngram-mod`` and ``ngram-cache`` keep the n-grams of past requests; so does vLLM's ``suffix`` unless told otherwise.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def engines(options: argparse.Namespace, folder: Path) -> list[Engine]:
             )
         )  # fmt: skip
     if options.llama_server:
-        gguf = make_gguf(options.llama_source, folder, options.cache)
+        gguf = make_gguf(options.llama_python, options.llama_source, folder, options.cache)
         for name, arguments in LLAMA_CPP.items():
             chosen.append(
                 Engine(

@@ -67,7 +67,9 @@ def complete(url: str, prompt_token_ids: list[int], max_tokens: int) -> dict[str
 
 def post(url: str, path: str, body: Any) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url + path, data, {"Content-Type": "application/json"})) as reply:
+    with urllib.request.urlopen(
+        urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
+    ) as reply:
         return dict(json.loads(reply.read()))
 
 

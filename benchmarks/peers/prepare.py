@@ -20,14 +20,19 @@ def export_openvino(python: str, folder: Path, cache: Path) -> Path:
     return wanted
 
 
-def make_gguf(source: str | None, folder: Path, cache: Path) -> Path:
-    """llama.cpp's file in bf16; by the converter of its source tree, with this Python's torch and transformers."""
+def make_gguf(python: str, source: str | None, folder: Path, cache: Path) -> Path:
+    """llama.cpp's file in bf16; by the converter of its source tree.
+
+    Args:
+        python: with torch, transformers and sentencepiece.
+        source: the folder with convert_hf_to_gguf.py.
+    """
     wanted = cache / f"{folder.name}-bf16.gguf"
     if not wanted.exists():
         if source is None:
             raise SystemExit(f"{wanted} does not exist; add --llama-source, the folder with convert_hf_to_gguf.py")
         converter = Path(source) / "convert_hf_to_gguf.py"
-        command = [sys.executable, str(converter), str(folder), "--outtype", "bf16", "--outfile"]
+        command = [python, str(converter), str(folder), "--outtype", "bf16", "--outfile"]
         _make(wanted, command, {"PYTHONPATH": str(Path(source) / "gguf-py"), "HF_HUB_OFFLINE": "1"})
     return wanted
 

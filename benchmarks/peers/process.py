@@ -6,6 +6,7 @@ to ruin the others' figures. So a worker's whole process group is stopped (SIGST
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -72,10 +73,8 @@ class Worker:
         assert self._process.stdin is not None
         self.wake()
         self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            pass
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -90,10 +89,8 @@ class Worker:
         raise RuntimeError(f"{self._name} ended with status {status}:\n{tail}")
 
     def _signal(self, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # all of them have ended
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            pass  # all of them have ended
 
 
 def wait_until_idle(limit_s: float, most_busy: float = 0.05, sample_s: float = 0.4) -> float:

@@ -1,7 +1,7 @@
 """foredraft against transformers, vLLM, OpenVINO and llama.cpp: the same weights, bf16, one stream, arms in turn.
 
     python benchmarks/peers/run.py --vllm-python PYTHON --openvino-python PYTHON \
-        --llama-server BINARY --llama-source FOLDER [--head DIR] [--arm '{"method": ..., ...}']
+        --llama-server BINARY --llama-source FOLDER --llama-python PYTHON [--head DIR] [--arm '{"method": ..., ...}']
 
 README.md beside this file says how the environments are made. A peer whose environment is not given is left out.
 Each engine runs in a process of its own, which is stopped while another one is measured. Greedy, end tokens ignored,
@@ -34,7 +34,6 @@ from foredraft.target.zoo import cache_folder, resolve_model
 
 WARM_UP_TOKENS = 32
 MOST_BUSY = 0.05
-IDLE_LIMIT_S = 60.0
 
 
 @dataclass
@@ -50,9 +49,9 @@ class Arm:
     def name(self) -> str:
         return f"{self.engine} {self.mode}"
 
-    def run(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+    def run(self, prompt: Sequence[int], max_tokens: int, idle_limit_s: float) -> dict[str, Any]:
         """One completion on an idle machine; ``busy`` is the share of it that others used just before."""
-        busy = wait_until_idle(IDLE_LIMIT_S, MOST_BUSY)
+        busy = wait_until_idle(idle_limit_s, MOST_BUSY)
         self.worker.wake()
         try:
             answer = self.worker.generate(self.mode, list(prompt), max_tokens)
@@ -97,13 +96,14 @@ def start(chosen: Sequence[Engine], threads: int, stack: ExitStack) -> tuple[lis
     return arms, about, failed
 
 
-def measure(arms: Sequence[Arm], prompts: dict[str, Sequence[int]], rounds: int, max_tokens: int) -> None:
+def measure(arms: Sequence[Arm], prompts: dict[str, Sequence[int]], options: argparse.Namespace) -> None:
     """Every arm on every prompt in turn; each round begins with another arm."""
-    for number in range(rounds + 1):
+    for number in range(options.rounds + 1):
         first = number % len(arms)
         for prompt, token_ids in prompts.items():
             for arm in [*arms[first:], *arms[:first]]:
-                answer = arm.run(token_ids, max_tokens if number else min(max_tokens, WARM_UP_TOKENS))
+                max_tokens = options.max_tokens if number else min(options.max_tokens, WARM_UP_TOKENS)
+                answer = arm.run(token_ids, max_tokens, options.idle_limit if number else 0.0)
                 if number:
                     arm.answers.setdefault(prompt, []).append(answer)
                     busy = f"   (the machine was {answer['busy']:.0%} busy)" if answer["busy"] > MOST_BUSY else ""
@@ -117,7 +117,7 @@ def best(arms: Sequence[Arm], engine: str, prompt: str) -> Arm:
 def arm_document(arm: Arm, arms: Sequence[Arm], prompt: str) -> dict[str, Any]:
     """Figures of an arm on a prompt: rates by round and their median, and of its last round what it can tell."""
     last = arm.answers[prompt][-1]
-    plain = next((a for a in arms if a.engine == arm.engine and a.mode == "none"), None)
+    plain = {a.engine: a.answers[prompt][-1]["token_ids"] for a in arms if a.mode == "none"}
     accepted, drafts = last.get("num_accepted_tokens"), last.get("num_drafts")
     return {
         "engine": arm.engine,
@@ -130,9 +130,8 @@ def arm_document(arm: Arm, arms: Sequence[Arm], prompt: str) -> dict[str, Any]:
         "acceptance_len": round(1 + accepted / drafts, 3) if drafts else None,
         "num_draft_tokens": last.get("num_draft_tokens"),
         "num_accepted_tokens": accepted,
-        "differs_from_plain_at": first_difference(last["token_ids"], plain.answers[prompt][-1]["token_ids"])
-        if plain
-        else None,
+        "differs_from_plain_at": first_difference(last["token_ids"], plain[arm.engine]),
+        "plain_differs_from_ours_at": first_difference(plain[arm.engine], plain.get(OURS, plain[arm.engine])),
         "most_busy": max(a["busy"] for a in arm.answers[prompt]),
         "split_s": {name: round(s, 4) for name, s in last.get("split_s", {}).items()} or None,
     }
@@ -155,7 +154,9 @@ def ratio_document(arms: Sequence[Arm], peer: str, prompt: str) -> dict[str, Any
 
 def show(figures: Sequence[dict[str, Any]], ratios: Sequence[dict[str, Any]]) -> None:
     """The tables for people; where our best arm falls short, where its time goes."""
-    print(f"{'arm':38} {'prompt':6} {'tokens/s':>8}  {'first token':>11}  {'acceptance':>10}  differs from its plain at")
+    print(
+        f"{'arm':38} {'prompt':6} {'tokens/s':>8}  {'first token':>11}  {'acceptance':>10}  differs from its plain at"
+    )
     for row in figures:
         length = "" if row["acceptance_len"] is None else f"{row['acceptance_len']:.2f}"
         place = row["differs_from_plain_at"]
@@ -165,9 +166,8 @@ def show(figures: Sequence[dict[str, Any]], ratios: Sequence[dict[str, Any]]) ->
         )
     for row in ratios:
         verdict = "" if row["holds"] else f"   short of {row['needed']}"
-        print(
-            f"{row['prompt']}: foredraft {row['our_arm']} / {row['peer']} {row['their_mode']} = {row['ratio']:.2f}{verdict}"
-        )
+        pair = f"foredraft {row['our_arm']} / {row['peer']} {row['their_mode']}"
+        print(f"{row['prompt']}: {pair} = {row['ratio']:.2f}{verdict}")
         if not row["holds"]:
             key = (OURS, row["our_arm"], row["prompt"])
             ours = next(f for f in figures if (f["engine"], f["mode"], f["prompt"]) == key)
@@ -191,7 +191,7 @@ def main(options: argparse.Namespace) -> None:
     began = time.monotonic()
     with ExitStack() as stack:
         arms, about, failed = start(chosen, options.threads, stack)
-        measure(arms, prompts, options.rounds, options.max_tokens)
+        measure(arms, prompts, options)
     figures = [arm_document(arm, arms, prompt) for prompt in prompts for arm in arms]
     peers = [name for name in NEEDED if any(arm.engine == name for arm in arms)]
     ratios = [ratio_document(arms, peer, prompt) for prompt in prompts for peer in peers]
@@ -224,11 +224,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--openvino-python", help="Python of an environment with OpenVINO GenAI and optimum-intel")
     parser.add_argument("--llama-server", help="llama.cpp's server")
     parser.add_argument("--llama-source", help="llama.cpp's source tree, to convert the weights")
+    parser.add_argument("--llama-python", default=sys.executable, help="Python with what the conversion needs")
     parser.add_argument("--only", action="append", choices=[OURS, *NEEDED], help="run these engines only")
     parser.add_argument("--cache", type=Path, default=cache_folder() / "peers", help="converted weights are kept there")
     parser.add_argument("--prompts", nargs="+", default=["code", "story"])
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--idle-limit", type=float, default=60.0, help="seconds to wait for an idle machine, each run")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 

@@ -40,9 +40,7 @@ def texts() -> list[list[int]]:
     stream = built_in_stream(ROUTES, llm.tokenizer, max_tokens=NUM_TOKENS, seed=0, max_model_len=1024)
     prompts = [list(stream[index].prompt_token_ids) for index in range(NUM_PROMPTS)]
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
-    return [
-        prompt + list(output.outputs[0].token_ids) for prompt, output in zip(prompts, outputs, strict=True)
-    ]
+    return [prompt + list(output.outputs[0].token_ids) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +88,7 @@ def head_loss(head: Eagle3Head, features: Tensor, tokens: Tensor, embeddings: Te
 
 def compare(head: Path, num_prompts: int, max_tokens: int) -> dict[str, Any]:
     command = [sys.executable, str(ACCEPTANCE), "--vllm-python", PYTHON, "--head", str(head)]
-    sizes = ["--prompts", str(num_prompts), "--max-tokens", str(max_tokens)]
+    sizes = ["--prompts", str(num_prompts), "--max-tokens", str(max_tokens), "--threads", "1"]
     done = subprocess.run([*command, *sizes], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
