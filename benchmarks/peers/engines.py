@@ -29,7 +29,11 @@ VLLM: dict[str, dict[str, Any] | None] = {
 VLLM_SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
 OPENVINO: dict[str, dict[str, Any]] = {
     "none": {},
-    "prompt lookup": {"num_assistant_tokens": 5, "max_ngram_size": 3},
+    "none, SDPA": {"pipeline": {"ATTENTION_BACKEND": "SDPA"}},
+    "prompt lookup": {
+        "pipeline": {"prompt_lookup": True},
+        "generation": {"num_assistant_tokens": 5, "max_ngram_size": 3},
+    },
 }
 LLAMA_CPP = {
     "none": [],

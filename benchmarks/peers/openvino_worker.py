@@ -1,7 +1,4 @@
-"""OpenVINO GenAI; ``model`` is the exported folder, ``modes`` maps a name to options of the generation config.
-
-Options make a pipeline with prompt lookup, none make a plain one.
-"""
+"""OpenVINO GenAI; ``model`` is the exported folder, ``modes`` maps a name to options of pipeline and generation."""
 
 from __future__ import annotations
 
@@ -23,17 +20,17 @@ def make(folder: str, threads: int, options: dict[str, Any]) -> Generate:
     import openvino as ov
     import openvino_genai
 
-    more = {"prompt_lookup": True} if options else {}
     pipeline = openvino_genai.LLMPipeline(
         folder, "CPU", INFERENCE_PRECISION_HINT="bf16", INFERENCE_NUM_THREADS=threads,
-        scheduler_config=openvino_genai.SchedulerConfig(), **more,
+        **options.get("pipeline", {}),
     )  # fmt: skip
 
     def run(prompt_token_ids: list[int], max_tokens: int) -> dict[str, Any]:
-        config = openvino_genai.GenerationConfig(max_new_tokens=max_tokens, ignore_eos=True, do_sample=False, **options)
+        config = openvino_genai.GenerationConfig(
+            max_new_tokens=max_tokens, ignore_eos=True, do_sample=False, **options.get("generation", {})
+        )
         result = pipeline.generate(ov.Tensor(np.array([prompt_token_ids], dtype=np.int64)), config)
         times = result.perf_metrics
-        counted = getattr(result, "extended_perf_metrics", None)
         return {
             "token_ids": list(result.tokens[0]),
             "first_s": times.get_ttft().mean / 1000,
@@ -41,7 +38,7 @@ def make(folder: str, threads: int, options: dict[str, Any]) -> Generate:
             "num_first_tokens": 1,
             "num_drafts": None,
             "num_draft_tokens": None,
-            "num_accepted_tokens": counted.get_num_accepted_tokens() if options and counted else None,
+            "num_accepted_tokens": None,
         }
 
     return run

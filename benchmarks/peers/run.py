@@ -193,7 +193,8 @@ def main(options: argparse.Namespace) -> None:
         arms, about, failed = start(chosen, options.threads, stack)
         measure(arms, prompts, options)
     figures = [arm_document(arm, arms, prompt) for prompt in prompts for arm in arms]
-    peers = [name for name in NEEDED if any(arm.engine == name for arm in arms)]
+    measured = {arm.engine for arm in arms}
+    peers = [name for name in NEEDED if {OURS, name} <= measured]
     ratios = [ratio_document(arms, peer, prompt) for prompt in prompts for peer in peers]
     show(figures, ratios)
     document = {
