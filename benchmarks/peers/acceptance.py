@@ -1,10 +1,10 @@
-"""One EAGLE-3 head in vLLM and in foredraft: acceptance by position on the same prompts, greedy, bf16.
+"""One EAGLE-3 head in vLLM and in foredraft: acceptance by position on the same prompts, greedy.
 
     python benchmarks/peers/acceptance.py --vllm-python PYTHON --head DIR [--prompts 20] [--max-tokens 128]
 
 The prompts are code edits, summaries and stories of the load generator. A text that differs from the same engine's
-plain decoding is reported with the place: in bf16 a pass over a draft may decide a near-tie otherwise. The last line is
-JSON.
+plain decoding is reported with the place, and so are those that both engines decode otherwise: in bf16 near-ties fall
+either way. ``--dtype float32`` takes them away. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -36,17 +36,21 @@ def run_engine(worker: Worker, modes: Iterable[str], prompts: list[list[int]], m
         worker.close()
 
 
+def places(answers: Answers, others: Answers) -> list[int]:
+    """Where texts part, in order; those that never do are left out."""
+    found = [first_difference(a["token_ids"], b["token_ids"]) for a, b in zip(answers, others, strict=True)]
+    return sorted(place for place in found if place is not None)
+
+
 def summary(answers: Answers, plain: Answers) -> dict[str, Any]:
     """Acceptance over all prompts, and where texts differ from plain decoding."""
     drafts = sum(answer["num_drafts"] for answer in answers)
     by_position = zip(*(answer["num_accepted_tokens_per_pos"] for answer in answers), strict=True)
-    places = [first_difference(a["token_ids"], b["token_ids"]) for a, b in zip(answers, plain, strict=True)]
     return {
         "acceptance_len": round(1 + sum(answer["num_accepted_tokens"] for answer in answers) / drafts, 3),
         "num_drafts": drafts,
         "accepted_per_position": [round(sum(counts) / drafts, 3) for counts in by_position],
-        "num_identical_to_plain": places.count(None),
-        "differ_at": [place for place in places if place is not None],
+        "differ_from_plain_at": places(answers, plain),
     }
 
 
@@ -57,14 +61,15 @@ def main(options: argparse.Namespace) -> None:
     prompts = [list(stream[index].prompt_token_ids) for index in range(options.prompts)]
     speculative = {"method": "eagle3", "model": options.head, "num_speculative_tokens": options.num_speculative_tokens}
     modes = {"none": {"method": "none"}, "eagle3": speculative}
-    settings: dict[str, Any] = {"model": str(folder), "threads": options.threads}
+    settings: dict[str, Any] = {"model": str(folder), "threads": options.threads, "dtype": options.dtype}
     threads = str(options.threads)
     environment = vllm_environment(options.vllm_python, options.threads)
     texts = run_engine(
         Worker(sys.executable, "foredraft_worker.py", settings | {"modes": modes}, {"OMP_NUM_THREADS": threads}),
         modes, prompts, options.max_tokens,
     )  # fmt: skip
-    found = {"foredraft": summary(texts["eagle3"], texts["none"])}
+    our_plain = texts["none"]
+    found = {"foredraft": summary(texts["eagle3"], our_plain)}
     for mode in modes:
         config = None if mode == "none" else speculative
         one = settings | {"modes": {mode: config}, "enforce_eager": True}
@@ -75,10 +80,13 @@ def main(options: argparse.Namespace) -> None:
         positions = ", ".join(f"{rate:.3f}" for rate in row["accepted_per_position"])
         print(
             f"{name:10} acceptance length {row['acceptance_len']:.3f}; by position {positions}; "
-            f"{row['num_identical_to_plain']} of {len(prompts)} texts as plain, others differ at {row['differ_at']}"
+            f"texts differ from plain at {row['differ_from_plain_at']}"
         )
+    parted = places(texts["none"], our_plain)
+    print(f"the engines' plain texts part at {parted}")
     ratio = found["vllm"]["acceptance_len"] / found["foredraft"]["acceptance_len"]
-    print(json.dumps({"head": options.head, **found, "ratio": round(ratio, 3), "holds": abs(ratio - 1) <= 0.1}))
+    document = {"head": options.head, "dtype": options.dtype, **found, "plain_texts_part_at": parted}
+    print(json.dumps(document | {"ratio": round(ratio, 3), "holds": abs(ratio - 1) <= 0.1}))
 
 
 if __name__ == "__main__":
@@ -89,6 +97,7 @@ if __name__ == "__main__":
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     main(parser.parse_args())

@@ -14,7 +14,7 @@ def main() -> None:
     from foredraft.measure.arms import ForedraftArm
     from foredraft.measure.machine import versions
 
-    llm = LLM(asked["model"], num_threads=asked["threads"], enable_prefix_caching=False)
+    llm = LLM(asked["model"], dtype=asked["dtype"], num_threads=asked["threads"], enable_prefix_caching=False)
     modes = {
         name: generate(ForedraftArm(llm, SpeculativeConfig.from_options(config)))
         for name, config in asked["modes"].items()

@@ -82,9 +82,9 @@ def start(chosen: Sequence[Engine], threads: int, stack: ExitStack) -> tuple[lis
     for engine in chosen:
         began = time.monotonic()
         label = f"{engine.name} ({', '.join(engine.modes)})"
-        settings = {"model": engine.model, "threads": threads, "modes": dict(engine.modes), **engine.more}
+        settings = {"model": engine.model, "threads": threads, "dtype": "bfloat16", "modes": dict(engine.modes)}
         try:
-            worker = Worker(engine.python, engine.script, settings, engine.environment)
+            worker = Worker(engine.python, engine.script, settings | dict(engine.more), engine.environment)
         except RuntimeError as error:
             failed[label] = str(error)
             say(f"{label} could not be loaded: {error}")

@@ -24,7 +24,7 @@ def main() -> None:
 
     [(name, speculative)] = asked["modes"].items()
     llm = vllm.LLM(
-        asked["model"], dtype="bfloat16", max_model_len=2048, max_num_seqs=1, enable_prefix_caching=False,
+        asked["model"], dtype=asked["dtype"], max_model_len=2048, max_num_seqs=1, enable_prefix_caching=False,
         speculative_config=speculative, disable_log_stats=False, enforce_eager=asked.get("enforce_eager", False),
     )  # fmt: skip
 
@@ -42,7 +42,7 @@ def main() -> None:
             **{key: difference(after[key], before[key]) for key in after},
         }
 
-    pipe.serve({name: run}, versions={"vllm": vllm.__version__}, dtype="bfloat16")
+    pipe.serve({name: run}, versions={"vllm": vllm.__version__}, dtype=asked["dtype"])
 
 
 def counts(llm: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The engine's end of the pipe from run.py; standard library only, for it runs in every peer's environment.
 
-An engine's script is started with one argument, a JSON object with ``model``, ``threads`` and ``modes``. It says what
-it is, then answers one request after the other, a line of JSON each:
+An engine's script is started with one argument, a JSON object with ``model``, ``threads``, ``dtype`` and ``modes``. It
+says what it is, then answers one request after the other, a line of JSON each:
 
     asked       {"mode": name, "prompt_token_ids": [...], "max_tokens": n}
     answered    {"token_ids": [...], "first_s": ..., "total_s": ..., "num_first_tokens": ..., "num_drafts": ...,

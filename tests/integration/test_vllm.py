@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.skipif(not PYTHON,
 @pytest.fixture(scope="module")
 def texts() -> list[list[int]]:
     """What the target says to the prompts of the comparison: prompt and answer, as tokens."""
-    llm = LLM(MODEL)
+    llm = LLM(MODEL, dtype="float32")
     stream = built_in_stream(ROUTES, llm.tokenizer, max_tokens=NUM_TOKENS, seed=0, max_model_len=1024)
     prompts = [list(stream[index].prompt_token_ids) for index in range(NUM_PROMPTS)]
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
@@ -86,9 +86,9 @@ def head_loss(head: Eagle3Head, features: Tensor, tokens: Tensor, embeddings: Te
     return loss
 
 
-def compare(head: Path, num_prompts: int, max_tokens: int) -> dict[str, Any]:
+def compare(head: Path, num_prompts: int, max_tokens: int, dtype: str) -> dict[str, Any]:
     command = [sys.executable, str(ACCEPTANCE), "--vllm-python", PYTHON, "--head", str(head)]
-    sizes = ["--prompts", str(num_prompts), "--max-tokens", str(max_tokens), "--threads", "1"]
+    sizes = ["--prompts", str(num_prompts), "--max-tokens", str(max_tokens), "--threads", "1", "--dtype", dtype]
     done = subprocess.run([*command, *sizes], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -103,22 +103,25 @@ def compare(head: Path, num_prompts: int, max_tokens: int) -> dict[str, Any]:
     ids=["plain", "norms"],
 )
 def test_vllm_accepts_as_much(target: Any, texts: list[list[int]], tmp_path: Path, flags: dict[str, bool]):
-    """Any wrong convention (layer ids, norms, positions, d2t) would cost vLLM most of what is accepted here."""
+    """Any wrong convention (layer ids, norms, positions, d2t) would cost vLLM most of what is accepted here.
+
+    In float32, for in bf16 near-ties lead vLLM into texts that the head has not learnt.
+    """
     head = learnt_by_heart(target, texts, 240, **flags).to(torch.bfloat16)
     save_eagle3(head, tmp_path, {"name_or_path": MODEL, "architectures": ["LlamaForCausalLM"]}, 4)
-    found = compare(tmp_path, NUM_PROMPTS, NUM_TOKENS)
+    found = compare(tmp_path, NUM_PROMPTS, NUM_TOKENS, "float32")
     print(json.dumps(found))
-    assert found["foredraft"]["num_identical_to_plain"] == NUM_PROMPTS
+    assert found["foredraft"]["differ_from_plain_at"] == []
+    assert found["vllm"]["differ_from_plain_at"] == []
     assert found["foredraft"]["acceptance_len"] > 2.5, "the head has learnt too little for a comparison"
     assert found["foredraft"]["accepted_per_position"][3] > 0.1
-    assert abs(found["ratio"] - 1) <= 0.1
-    assert found["vllm"]["num_identical_to_plain"] >= NUM_PROMPTS // 2, "more texts differ than near-ties explain"
+    assert abs(found["ratio"] - 1) <= 0.02
 
 
 @pytest.mark.skipif("FOREDRAFT_HEAD" not in os.environ, reason="FOREDRAFT_HEAD unset")
 def test_trained_head():
     """Acceptance length within 10 % on 20 prompts that the head has not seen."""
-    found = compare(Path(os.environ["FOREDRAFT_HEAD"]), 20, 128)
+    found = compare(Path(os.environ["FOREDRAFT_HEAD"]), 20, 128, "bfloat16")
     print(json.dumps(found))
-    assert found["foredraft"]["num_identical_to_plain"] == 20
+    assert found["foredraft"]["differ_from_plain_at"] == []
     assert abs(found["ratio"] - 1) <= 0.1
