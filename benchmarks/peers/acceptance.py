@@ -60,7 +60,7 @@ def main(options: argparse.Namespace) -> None:
     stream = built_in_stream(ROUTES, tokenizer, max_tokens=options.max_tokens, seed=options.seed, max_model_len=1024)
     prompts = [list(stream[index].prompt_token_ids) for index in range(options.prompts)]
     speculative = {"method": "eagle3", "model": options.head, "num_speculative_tokens": options.num_speculative_tokens}
-    modes = {"none": {"method": "none"}, "eagle3": speculative}
+    modes = {"none": {"method": "none"}, "eagle3": {**speculative, "policy": "fixed"}}
     settings: dict[str, Any] = {"model": str(folder), "threads": options.threads, "dtype": options.dtype}
     threads = str(options.threads)
     environment = vllm_environment(options.vllm_python, options.threads)

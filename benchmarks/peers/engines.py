@@ -69,7 +69,7 @@ def engines(options: argparse.Namespace, folder: Path) -> list[Engine]:
     chosen = [
         Engine(
             name=OURS, python=sys.executable, script="foredraft_worker.py", model=model,
-            modes=our_modes(options.head, options.arm), environment=openmp,
+            modes=our_modes(options.head, options.policies, options.arm), environment=openmp,
         ),
         Engine(
             name="transformers", python=sys.executable, script="transformers_worker.py", model=model,
@@ -111,12 +111,14 @@ def left_out(options: argparse.Namespace) -> list[str]:
     return [name for name, value in given.items() if not value]
 
 
-def our_modes(head: str | None, arms: list[str]) -> dict[str, dict[str, Any]]:
-    """Speculative configurations by name: the built-in ones, those with a head, and those written by hand."""
-    modes: dict[str, dict[str, Any]] = {name: {"method": name} for name in ("none", "ngram", "suffix")}
-    if head:
-        for method in ("eagle3", "ngram+eagle3", "suffix+eagle3"):
-            modes[method] = {"method": method, "model": head}
+def our_modes(head: str | None, policies: list[str], arms: list[str]) -> dict[str, dict[str, Any]]:
+    """Speculative configurations by name: methods without and with a head, and those written by hand."""
+    modes: dict[str, dict[str, Any]] = {"none": {"method": "none"}}
+    for policy in policies:
+        for method in ("ngram", "suffix"):
+            modes[f"{method} {policy}"] = {"method": method, "policy": policy}
+        for method in ("eagle3", "ngram+eagle3", "suffix+eagle3") if head else ():
+            modes[f"{method} {policy}"] = {"method": method, "model": head, "policy": policy}
     for text in arms:
         config = json.loads(text)
         others = [f"{key}={value}" for key, value in config.items() if key not in ("method", "model")]

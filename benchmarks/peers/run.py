@@ -221,6 +221,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="folder or short name")
     parser.add_argument("--head", help="folder of an EAGLE-3 head, for our arms and for vLLM")
     parser.add_argument("--arm", action="append", default=[], help="one more arm of ours: a speculative config in JSON")
+    parser.add_argument("--policies", nargs="+", default=["goodput", "fixed"], help="of our arms")
     parser.add_argument("--vllm-python", help="Python of an environment with vLLM")
     parser.add_argument("--openvino-python", help="Python of an environment with OpenVINO GenAI and optimum-intel")
     parser.add_argument("--llama-server", help="llama.cpp's server")
