@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -55,6 +56,7 @@ def summary(answers: Answers, plain: Answers) -> dict[str, Any]:
 
 
 def main(options: argparse.Namespace) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the engines are ended, too
     folder = resolve_model(options.model)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     stream = built_in_stream(ROUTES, tokenizer, max_tokens=options.max_tokens, seed=options.seed, max_model_len=1024)

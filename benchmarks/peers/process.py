@@ -12,12 +12,14 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 HERE = Path(__file__).parent
+START_LIMIT_S = 400.0
 
 
 class Worker:
@@ -27,6 +29,9 @@ class Worker:
         script: its file name in this folder.
         settings: see worker.py.
         environment: variables beside those of this process.
+
+    Raises:
+        RuntimeError: it ended instead, or was not ready in ``START_LIMIT_S``.
 
     Attributes:
         about: what the engine says of itself.
@@ -40,11 +45,15 @@ class Worker:
             env=os.environ | dict(environment),
         )  # fmt: skip
         self._name = script
+        limit = threading.Timer(START_LIMIT_S, self._signal, [signal.SIGKILL])
+        limit.start()
         try:
             self.about = self._answer()
         except BaseException:
             self._signal(signal.SIGKILL)
             raise
+        finally:
+            limit.cancel()
         self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
@@ -85,7 +94,7 @@ class Worker:
             return dict(json.loads(line))
         status = self._process.wait()
         self._log.seek(0)
-        tail = self._log.read().decode(errors="replace")[-3000:]
+        tail = self._log.read().decode(errors="replace")[-6000:]
         raise RuntimeError(f"{self._name} ended with status {status}:\n{tail}")
 
     def _signal(self, number: int) -> None:
