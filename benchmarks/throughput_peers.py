@@ -21,6 +21,7 @@ from statistics import median
 from typing import IO, Any, Protocol
 
 import torch
+from peers.environments import vllm_environment
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.utils import WorkloadHints
 
@@ -123,21 +124,6 @@ class VllmArm:
         self._log.seek(0)
         tail = self._log.read().decode(errors="replace")[-3000:]
         raise RuntimeError(f"vLLM ended with status {self._process.wait()}:\n{tail}")
-
-
-def vllm_environment(python: str, threads: int) -> dict[str, str]:
-    """What vLLM needs on a CPU: cores to bind to, or it computes with one thread, and Intel's OpenMP if it is there."""
-    settings = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
-        "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": "",
-    }
-    openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
-    return settings | ({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})
 
 
 def check_lengths(arm: str, lengths: Any, wanted: int) -> None:

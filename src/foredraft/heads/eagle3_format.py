@@ -61,6 +61,8 @@ def read_eagle3(files: HeadFiles, hidden_size: int, vocab_size: int, num_layers:
 def save_eagle3(head: Eagle3Head, path: Path, verifier: Mapping[str, Any], num_tokens: int = 3) -> None:
     """Write a head; every flag of a norm is written out, since readers differ in what they take for granted.
 
+    A head that drafts the whole vocabulary is written without ``d2t`` and ``t2d``: vLLM refuses them there.
+
     Args:
         verifier: ``name_or_path`` and ``architectures`` of the target.
         num_tokens: draft tokens a step that readers take by default.
@@ -76,7 +78,10 @@ def save_eagle3(head: Eagle3Head, path: Path, verifier: Mapping[str, Any], num_t
         "torch_dtype": str(head.fc.weight.dtype).removeprefix("torch."),
         **{flag: getattr(config, flag) for flag in FLAGS},
     }
-    write_speculators(path, "eagle3", "Eagle3Speculator", options, head.state_dict(), verifier, num_tokens)
+    tensors = head.state_dict()
+    if config.draft_vocab_size == config.target_vocab_size:
+        del tensors["d2t"], tensors["t2d"]
+    write_speculators(path, "eagle3", "Eagle3Speculator", options, tensors, verifier, num_tokens)
 
 
 def _renamed(name: str) -> str:

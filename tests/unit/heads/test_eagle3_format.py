@@ -112,6 +112,14 @@ def test_speculators_round_trip(tiny: Any, tmp_path: Path, flags: dict[str, bool
     assert ("fc_norm.2.weight" in names) == flags.get("fc_norm", False)
 
 
+def test_the_whole_vocabulary_is_written_without_a_map(tiny: Any, tmp_path: Path):
+    """vLLM ends with an error where d2t maps the whole vocabulary to itself."""
+    head = eagle3_head(eagle3_config(tiny, draft_vocab_size=64))
+    save_eagle3(head, tmp_path, VERIFIER)
+    assert not {"d2t", "t2d"} & set(load_file(tmp_path / "model.safetensors"))
+    assert same(read_eagle3(read_head(str(tmp_path)), *SIZES), dict(head.state_dict()))
+
+
 def test_draft_vocabulary_is_given_by_offsets(tmp_path: Path, tensors: dict[str, torch.Tensor]):
     head = read_eagle3(read_head(str(write(tmp_path, LLAMA, safeailab(tensors)))), *SIZES)
     left_out = [i for i in range(64) if not head.t2d[i]]
