@@ -18,6 +18,7 @@ from foredraft.cli.env import env
 from foredraft.cli.generate import generate
 from foredraft.cli.lab import app as lab_app
 from foredraft.cli.profile import profile
+from foredraft.cli.train import train
 from foredraft.errors import ForedraftError
 
 INTERRUPTED = 130
@@ -53,6 +54,7 @@ app.command(epilog="Example: foredraft audit smollm2-135m-instruct --method ngra
     audit
 )
 app.command(epilog="Example: foredraft profile smollm2-135m-instruct --method ngram --plot profile.png")(profile)
+app.command(epilog="Example: foredraft train eagle3 --target smollm2-135m-instruct --out head --minutes 30")(train)
 app.command(epilog="Example: foredraft env --json")(env)
 app.add_typer(lab_app, name="lab")
 

@@ -9,6 +9,7 @@ A head does not know what the heads before it were taken to say, so all nodes of
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,14 +17,16 @@ from torch import Tensor
 
 from foredraft.config import EngineConfig, SpeculativeConfig
 from foredraft.drafters.autoregressive import Chain
-from foredraft.drafters.base import Drafter
+from foredraft.drafters.base import Drafter, DraftRow, tree_draft
 from foredraft.drafters.growing import Tree, TreeDrafter
 from foredraft.drafters.last_state import LastStateDrafter
 from foredraft.heads.checkpoint import read_head
 from foredraft.heads.medusa import MedusaHeads, read_medusa
 from foredraft.heads.runner import pack
+from foredraft.sampling import may_change_argmax
 from foredraft.target.features import AFTER_NORM
 from foredraft.target.forward import TargetModel
+from foredraft.types import Draft
 
 
 class MedusaDrafter(LastStateDrafter):
@@ -49,6 +52,9 @@ class MedusaDrafter(LastStateDrafter):
 class MedusaTreeDrafter(TreeDrafter, MedusaDrafter):
     """Drafts trees: the most probable paths by the product of what the heads say.
 
+    Heads that were trained with a measured tree (paper, section 2.3.3) use that one for greedy requests: all of it comes
+    from one look at each head.
+
     Args:
         width: children of a node, and nodes of a level that get children.
         depth: levels, at most as many as there are heads.
@@ -57,6 +63,27 @@ class MedusaTreeDrafter(TreeDrafter, MedusaDrafter):
     def __init__(self, heads: MedusaHeads, target: TargetModel, width: int, depth: int):
         super().__init__(heads, target)
         self.width, self.depth = width, min(depth, self.num_steps)
+        self._choices = [path for path in heads.config.choices if len(path) <= self.num_steps]
+        self._num_ranks = 1 + max((rank for path in self._choices for rank in path), default=0)
+
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        sampling = [row.sampling_row(()) for row in rows]
+        if not self._choices or any(not s.params.is_greedy or may_change_argmax(s) for s in sampling):
+            return super().propose(rows)
+        tokens, parents = [], []
+        for row in rows:
+            depth = self._room(row, row.token_ids)
+            paths = [path for path in self._choices if len(path) <= depth][: row.num_draft_tokens]
+            best = self._best_tokens(row.sequence_id, max(map(len, paths), default=0))
+            places = {path: i for i, path in enumerate(paths)}
+            tokens.append([best[len(path) - 1][path[-1]] for path in paths])
+            parents.append([places.get(path[:-1], -1) for path in paths])
+        return tree_draft(tokens, parents)
+
+    def _best_tokens(self, sequence_id: int, num_heads: int) -> list[list[int]]:
+        """The likeliest tokens of the first heads, best first."""
+        best = (self._run([sequence_id], head)[0].topk(self._num_ranks).indices for head in range(num_heads))
+        return [[self._target_token(column) for column in columns.tolist()] for columns in best]
 
     def _frontier_logits(self, trees: list[Tree]) -> Tensor:
         level = len(trees[0].path(trees[0].frontier[0]))

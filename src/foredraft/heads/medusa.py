@@ -34,6 +34,7 @@ class MedusaConfig:
     Attributes:
         hidden_size: of the target.
         draft_vocab_size: ids that they can draft; ``has_token_map`` if these are not the target's.
+        choices: nodes of a tree, best first and parents before children: the rank taken of each head down to it.
     """
 
     num_heads: int
@@ -42,6 +43,7 @@ class MedusaConfig:
     draft_vocab_size: int
     has_bias: bool = True
     has_token_map: bool = False
+    choices: tuple[tuple[int, ...], ...] = ()
 
 
 class MedusaBlock(nn.Module):
@@ -114,6 +116,7 @@ def read_medusa(files: HeadFiles, hidden_size: int, vocab_size: int) -> MedusaHe
         draft_vocab_size=len(last),
         has_bias="blocks.0.layers.0.bias" in tensors,
         has_token_map=token_map is not None,
+        choices=_choices(files),
     )
     with torch.device("meta"):
         heads = MedusaHeads(config)
@@ -134,12 +137,29 @@ def save_medusa(heads: MedusaHeads, path: Path, vocab_size: int) -> None:
         "truncated_vocab_size": config.draft_vocab_size,
         "medusa_fc_bias": config.has_bias,
         "original_lm_head": False,
+        "medusa_choices": [list(path) for path in config.choices],
         "torch_dtype": str(heads.lm_heads[0].weight.dtype).removeprefix("torch."),
     }
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in heads.state_dict().items()}
     save_file(tensors, path / "model.safetensors")
+
+
+def _choices(files: HeadFiles) -> tuple[tuple[int, ...], ...]:
+    """The tree that was measured with the heads; none in published ones, whose trees are part of their code."""
+    try:
+        choices = [tuple(int(rank) for rank in path) for path in files.config.get("medusa_choices") or []]
+    except (TypeError, ValueError) as error:
+        raise ModelLoadError(f"medusa_choices of the heads in {files.path} are no lists of ranks: {error}") from error
+    known: set[tuple[int, ...]] = {()}
+    for path in choices:
+        if not path or path[:-1] not in known or path in known or min(path) < 0:
+            raise ModelLoadError(
+                f"medusa_choices of the heads in {files.path} are no tree: {list(path)} does not continue a path before it"
+            )
+        known.add(path)
+    return tuple(choices)
 
 
 def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,12 @@
+"""The methods that can be trained: a line each, with the module that knows how. No torch.
+
+A module has ``feature_layers(num_layers)``, the layers of the target whose states are wanted, and
+``make(target, texts, options)``, which gives a :class:`~foredraft.train.trainee.Trainee`.
+"""
+
+from __future__ import annotations
+
+TRAINABLE = {
+    "eagle3": "foredraft.train.eagle3",
+    "medusa": "foredraft.train.medusa",
+}

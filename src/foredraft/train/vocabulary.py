@@ -1,0 +1,37 @@
+"""The draft vocabulary: the most frequent tokens of the answers, and those without which no answer ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+SMALL_HEAD_BYTES = 16_000_000
+SMALLEST = 4096
+USUAL = 32_000
+BYTES_OF_A_NUMBER = 2
+
+
+def default_size(num_body_parameters: int, hidden_size: int, vocab_size: int) -> int:
+    """So many tokens that the head has at most 16 MB in bfloat16; 32,000 where that would be less than 4,096.
+
+    Args:
+        num_body_parameters: of the head without its projection to the vocabulary.
+    """
+    left = SMALL_HEAD_BYTES - BYTES_OF_A_NUMBER * num_body_parameters - vocab_size  # t2d has a byte a token
+    a_token = BYTES_OF_A_NUMBER * hidden_size + 8  # a row of lm_head, and an entry of d2t
+    fitting = left // a_token // 64 * 64
+    return min(vocab_size, fitting if fitting >= SMALLEST else USUAL)
+
+
+def draft_vocabulary(counts: Tensor, size: int, always: Collection[int]) -> Tensor:
+    """Tokens to draft, ascending: ``always``, then the most frequent ones, of equally frequent ones the lower id.
+
+    Args:
+        counts: ``[V]``, how often each token occurs in the answers.
+    """
+    wanted = counts.clone().double()
+    wanted[list(always)] = float("inf")
+    order = torch.sort(wanted, descending=True, stable=True).indices
+    return order[: min(size, len(counts))].sort().values
