@@ -45,6 +45,7 @@ from foredraft.testing.models import (
 from foredraft.testing.parallel_heads import dflash_config, dflash_head, trained_dflash, trained_pard
 from foredraft.testing.reference import Reference, last_logits, reference
 from foredraft.testing.state_heads import eagle_head, mlp_speculator, mtp_head
+from foredraft.testing.texts import tiny_texts
 
 __all__ = [
     "LOSSLESS_RULES",
@@ -87,6 +88,7 @@ __all__ = [
     "tiny_config",
     "tiny_mamba",
     "tiny_model",
+    "tiny_texts",
     "train_head",
     "trained_dflash",
     "trained_eagle3",

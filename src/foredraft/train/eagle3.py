@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -20,7 +19,7 @@ from foredraft.heads.eagle3_format import default_feature_layers, save_eagle3
 from foredraft.target.features import AFTER_NORM
 from foredraft.train.batches import Batch
 from foredraft.train.options import TrainOptions
-from foredraft.train.trainee import Trainee, TrainTarget, TrainTexts, parameter_groups, soft_cross_entropy
+from foredraft.train.trainee import Trainee, TrainTarget, TrainTexts, parameter_groups, soft_cross_entropy, target_law
 from foredraft.train.vocabulary import default_size, draft_vocabulary
 
 LAYER_OPTIONS = (
@@ -100,9 +99,7 @@ class Eagle3Trainee(Trainee):
         rows, places = batch.places(first=2)
         can_draft = self.head.t2d[batch.token_ids[rows, places]]
         rows, places = rows[can_draft], places[can_draft]
-        after_norm = batch.states(AFTER_NORM)[rows, places - 1]
-        columns = self.target_head[self.head.token_ids]
-        law = torch.softmax(F.linear(after_norm.to(columns), columns).float(), -1)
+        law = target_law(batch.states(AFTER_NORM)[rows, places - 1], self.target_head, self.head.token_ids)
         loss = states.new_zeros(())
         for step, normed in enumerate(self.head.unroll_states(states, batch.token_ids, self.embeddings, num_steps)):
             reached = places >= 2 + step

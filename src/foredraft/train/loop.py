@@ -100,9 +100,7 @@ class Trainer:
 
     def resume(self) -> None:
         """Go on from the folder's checkpoint, if there is one."""
-        checkpoint = read_checkpoint(self.folder)| None = None) -> None:
-        """Go on from the folder's checkpoint, if there is one."""
-        checkpoint = checkpoint or read_checkpoint(self.folder)
+        checkpoint = read_checkpoint(self.folder)
         if checkpoint is not None:
             self.trainee.load_state_dict(checkpoint.module)
             self._optimizer.load_state_dict(checkpoint.optimizer)

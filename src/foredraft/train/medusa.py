@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from foredraft.drafters.tree import grow_tree
@@ -22,7 +21,7 @@ from foredraft.heads.medusa import MedusaConfig, MedusaHeads, save_medusa
 from foredraft.target.features import AFTER_NORM
 from foredraft.train.batches import Batch
 from foredraft.train.options import TrainOptions
-from foredraft.train.trainee import Trainee, TrainTarget, TrainTexts, parameter_groups, soft_cross_entropy
+from foredraft.train.trainee import Trainee, TrainTarget, TrainTexts, parameter_groups, soft_cross_entropy, target_law
 from foredraft.train.vocabulary import default_size, draft_vocabulary
 
 NUM_RANKS = 10
@@ -80,11 +79,11 @@ class MedusaTrainee(Trainee):
 
     def forward(self, batch: Batch, num_steps: int, generator: torch.Generator | None) -> Tensor:
         states = batch.states(AFTER_NORM).float()
+        assert self.heads.token_map is not None
         rows, places = batch.places(first=2)
         can_draft = self.draft_ids[batch.token_ids[rows, places]] >= 0
         rows, places = rows[can_draft], places[can_draft]
-        columns = self.target_head[self.heads.token_map]
-        law = torch.softmax(F.linear(states[rows, places - 1].to(columns), columns).float(), -1)
+        law = target_law(states[rows, places - 1], self.target_head, self.heads.token_map)
         loss = states.new_zeros(())
         for head in range(self.heads.config.num_heads):
             reached = places >= 2 + head

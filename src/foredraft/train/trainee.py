@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foredraft.target.loader import LoadedModel
@@ -139,3 +140,10 @@ def parameter_groups(module: nn.Module, head_parameters: Iterable[nn.Parameter],
 def soft_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
     """Summed over rows: -sum law log softmax(logits); both ``[N, V]``, the law of a distribution."""
     return -(law * torch.log_softmax(logits.float(), -1)).sum()
+
+
+@torch.no_grad()
+def target_law(after_norm: Tensor, lm_head: Tensor, token_ids: Tensor) -> Tensor:
+    """What the target says behind states ``[N, H]``, restricted to some tokens and renormalised, ``[N, tokens]``."""
+    rows = lm_head[token_ids]
+    return torch.softmax(F.linear(after_norm.to(rows), rows).float(), -1)

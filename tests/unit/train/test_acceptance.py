@@ -1,0 +1,139 @@
+"""Rounds by hand, and against the engine: the acceptance that training reports is the one that the engine has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from foredraft import SamplingParams
+from foredraft.drafters.medusa import MedusaDrafter, MedusaTreeDrafter
+from foredraft.drafters.recurrent_head import make_head_drafter
+from foredraft.engine.sequence import Sequence
+from foredraft.heads.checkpoint import read_head
+from foredraft.heads.eagle3_format import read_eagle3
+from foredraft.heads.medusa import read_medusa
+from foredraft.heads.runner import HeadRunner
+from foredraft.target.features import AFTER_NORM
+from foredraft.testing import engine_for, run, target_for, tiny_model, tiny_texts
+from foredraft.train import eagle3, medusa
+from foredraft.train.acceptance import Acceptance, held_out_acceptance, walk_rounds
+from foredraft.train.batches import collate, windows_of
+from foredraft.train.loop import Trainer
+from foredraft.train.options import TrainOptions
+from foredraft.train.trainee import TrainTarget, TrainTexts
+
+LAYERS = (0, 1, 2, AFTER_NORM)
+K = 4
+
+
+def test_rounds_by_hand():
+    """Text 5 6 7 8 9 1 2, three tokens committed: a draft half right, one wrong, and none at the last place."""
+    text = [5, 6, 7, 8, 9, 1, 2]
+    guesses = [[-1, -1]] * 3 + [[8, 0], [-1, -1], [0, 2], [2, 2]]
+    assert list(walk_rounds(guesses, text, 3)) == [(2, 1), (1, 0), (0, 0)]
+
+
+def test_rates():
+    both = Acceptance(6, 3, (3, 2), (2, 1)) + Acceptance(2, 2, (1, 0), (0, 0))
+    assert both == Acceptance(8, 5, (4, 2), (2, 1))
+    assert both.rates == [0.5, 0.5]
+    assert both.tokens_per_pass == 1.6
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model(0, context=0.01)
+
+
+@pytest.fixture(scope="module")
+def texts(model: Any, tmp_path_factory: pytest.TempPathFactory) -> TrainTexts:
+    store = tiny_texts(model, tmp_path_factory.mktemp("texts"), LAYERS, num_texts=140)
+    return TrainTexts(store, list(range(120)), list(range(120, 140)))
+
+
+def trained(model: Any, texts: TrainTexts, folder: Path, method: Any, **options: Any) -> tuple[Any, TrainOptions]:
+    chosen = TrainOptions(method=method.__name__.rpartition(".")[2], num_rows=300, learning_rate=5e-3, head_learning_rate=5e-3, **options)
+    trainee = method.make(TrainTarget(model, "tiny", (1,)), texts, chosen)
+    Trainer(trainee, texts, chosen, folder, Accelerator(cpu=True)).train(60)
+    trainee.eval()
+    return trainee, chosen
+
+
+def engine_counts(model: Any, drafter: Any, target: Any, texts: TrainTexts) -> list[Sequence]:
+    """The engine's own sequences for the held-out prompts."""
+    store = texts.store
+    prompts = [store.token_ids(i)[: store.num_prompt_tokens(i)].tolist() for i in texts.held]
+    sequences = run(engine_for(target, drafter, num_speculative_tokens=K), prompts, SamplingParams(temperature=0, max_tokens=24))
+    assert [s.token_ids for s in sequences] == [store.token_ids(i).tolist() for i in texts.held]
+    return sequences
+
+
+def total(counts: list[list[int]]) -> list[int]:
+    return [sum(row[i] for row in counts if len(row) > i) for i in range(K)]
+
+
+def check_same(expected: Acceptance, sequences: list[Sequence]) -> None:
+    """States are kept in bfloat16, so a near-tie may go the other way; the issue's limit is 5 %."""
+    metrics = [sequence.metrics for sequence in sequences]
+    accepted = total([m.accepted_per_position for m in metrics])
+    assert sum(accepted) == pytest.approx(sum(expected.accepted), rel=0.05)
+    assert accepted[0] == pytest.approx(expected.accepted[0], rel=0.05)
+    rounds = sum(m.num_target_passes - 1 for m in metrics)  # the first pass is that of the prompt
+    assert rounds == pytest.approx(expected.num_rounds, rel=0.05)
+    assert 0.2 < expected.rates[0] < 0.98  # or else nothing is compared
+    assert expected.accepted[1] > 5
+
+
+def test_eagle3_accepts_in_the_engine_what_training_says(model: Any, texts: TrainTexts, tmp_path: Path):
+    trainee, options = trained(model, texts, tmp_path, eagle3, draft_vocab_size=60)
+    expected = held_out_acceptance(trainee, texts, texts.held, K, options.window)
+    trainee.save(tmp_path / "head")
+    target = target_for(model)
+    head = read_eagle3(read_head(str(tmp_path / "head")), target.hidden_size, target.vocab_size, 2)
+    assert len(head.token_ids) == 60
+    runner = HeadRunner(head, head.config.layer, target)
+    drafter = make_head_drafter(runner, head.config.feature_layers, target.vocab_size, head.token_ids, 1, K)
+    check_same(expected, engine_counts(model, drafter, target, texts))
+
+
+def test_medusa_accepts_in_the_engine_what_training_says(model: Any, texts: TrainTexts, tmp_path: Path):
+    """Chains as counted, and the measured tree, which is at least as good with the same prompts."""
+    trainee, options = trained(model, texts, tmp_path, medusa)
+    expected = held_out_acceptance(trainee, texts, texts.held, K, options.window)
+    store = texts.store
+    windows = [windows_of(i, store.num_prompt_tokens(i), len(store.token_ids(i)), 512)[0] for i in texts.held]
+    trainee.measure([collate(store, windows)])
+    trainee.save(tmp_path / "head")
+    target = target_for(model)
+    heads = read_medusa(read_head(str(tmp_path / "head")), target.hidden_size, target.vocab_size)
+    assert heads.config.choices == trainee.heads.config.choices
+    assert heads.config.choices[0] == (0,)
+    chains = engine_counts(model, MedusaDrafter(heads, target), target, texts)
+    check_same(expected, chains)
+    trees = engine_counts(model, MedusaTreeDrafter(heads, target, 4, 4), target, texts)
+    assert sum(s.metrics.num_target_passes for s in trees) < 1.05 * sum(s.metrics.num_target_passes for s in chains)
+    assert max(max(s.metrics.drafted_per_position) for s in trees) > 0
+
+
+def test_the_tree_has_the_paths_that_are_most_often_right():
+    assert medusa.choose_tree([[0.6, 0.3], [0.5, 0.1]], 5) == [(0,), (1,), (0, 0), (1, 0), (0, 1)]
+
+
+def test_a_guess_sees_no_later_token(model: Any, texts: TrainTexts):
+    """Guess at place n + j: nothing of the text from n + j on may matter, nor any state from n - 1 on."""
+    options = TrainOptions(method="eagle3")
+    trainee = eagle3.make(TrainTarget(model, "tiny", (1,)), texts, options).eval()
+    store = texts.store
+    batch = collate(store, windows_of(3, store.num_prompt_tokens(3), len(store.token_ids(3)), 512))
+    place = 12
+    with torch.no_grad():
+        before = trainee.guesses(batch, K)[0, place]
+        batch.features[:, place - 1 :] = 7.0
+        batch.token_ids[:, place + K - 1 :] = 5
+        assert torch.equal(trainee.guesses(batch, K)[0, place], before)
+        batch.token_ids[:, place:] = 5
+        assert trainee.guesses(batch, K)[0, place, 0] == before[0]
