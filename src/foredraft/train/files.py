@@ -101,8 +101,9 @@ class FromFiles:
             params = SamplingParams(
                 temperature=draws.choice(self.temperatures), max_tokens=self.max_tokens, seed=draws.getrandbits(63)
             )
-        prompt = item.token_ids[: item.num_prompt_tokens]
-        yield Ask(item.token_ids, params, item.route, origin_of(prompt), item.num_prompt_tokens)
+        is_read = item.num_prompt_tokens == 1  # a text without a prompt, told by all of it
+        origin = origin_of(item.token_ids if is_read else item.token_ids[: item.num_prompt_tokens])
+        yield Ask(item.token_ids, params, item.route, origin, item.num_prompt_tokens)
 
 
 def _read(files: Sequence[Path], tokenizer: Any, answers: str) -> list[_Item]:

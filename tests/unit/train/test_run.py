@@ -20,7 +20,7 @@ from foredraft.train.options import TrainOptions
 from foredraft.train.plan import read_plan
 from foredraft.train.run import TrainRun, train_head
 
-TEXT = "The quick brown fox jumps over the lazy dog, and alpha beta gamma delta end it. " * 60
+TEXTS = [f"the quick brown fox number {i} jumps over {i % 7} lazy dogs, alpha beta {i} gamma" for i in range(40)]
 
 
 def silent(label: str, share: float) -> None:
@@ -32,7 +32,7 @@ def target(model: Any, chat_tokenizer: Any, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("target")
     model.save_pretrained(folder)
     chat_tokenizer.save_pretrained(folder)
-    (folder / "text.txt").write_text(TEXT)
+    (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
     return folder
 
 
@@ -45,7 +45,7 @@ def first(target: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainRun:
         options=TrainOptions(method="eagle3", num_rows=600, held_out=0.2, window=64),
         minutes=0.05,
         num_updates=6,
-        data=(target / "text.txt",),
+        data=(target / "texts.jsonl",),
         device="cpu",
     )
     assert train_head(run, silent) is not None
