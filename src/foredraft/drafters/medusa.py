@@ -52,8 +52,8 @@ class MedusaDrafter(LastStateDrafter):
 class MedusaTreeDrafter(TreeDrafter, MedusaDrafter):
     """Drafts trees: the most probable paths by the product of what the heads say.
 
-    Heads that were trained with a measured tree (paper, section 2.3.3) use that one for greedy requests: all of it comes
-    from one look at each head.
+    Heads that were saved with a measured tree (paper, section 2.3.3) use that one for greedy requests: one look at each
+    head gives all of it.
 
     Args:
         width: children of a node, and nodes of a level that get children.

@@ -156,7 +156,7 @@ def _choices(files: HeadFiles) -> tuple[tuple[int, ...], ...]:
     for path in choices:
         if not path or path[:-1] not in known or path in known or min(path) < 0:
             raise ModelLoadError(
-                f"medusa_choices of the heads in {files.path} are no tree: {list(path)} does not continue a path before it"
+                f"medusa_choices of the heads in {files.path} are no tree: {list(path)} continues no path before it"
             )
         known.add(path)
     return tuple(choices)

@@ -37,7 +37,7 @@ def write_card(out: Path, run: TrainRun, store: TextStore, result: TrainResult, 
         f"Made with foredraft for `{run.target}` (weights {store.meta.fingerprint}). It drafts tokens that the target "
         "then checks; the output stays the target's own.",
         "",
-        f"    foredraft generate {run.target} --method {run.options.method} --draft-model PATH --chat 'Tell me a story'",
+        f"    foredraft generate {run.target} --method {run.options.method} --draft-model PATH --chat 'Hello'",
         "",
         "| | |",
         "|---|---|",

@@ -22,6 +22,7 @@ from foredraft.train.options import TrainOptions
 from foredraft.train.trainee import Trainee, TrainTarget, TrainTexts, parameter_groups, soft_cross_entropy, target_law
 from foredraft.train.vocabulary import default_size, draft_vocabulary
 
+SOFTER = 0.4
 LAYER_OPTIONS = (
     "hidden_size",
     "intermediate_size",
@@ -65,7 +66,7 @@ def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> Eagle
         head = Eagle3Head(head_config(len(vocabulary)))
     head.set_vocabulary(vocabulary)
     scales = texts.scales(layers)
-    start_from_target(head, target, float(scales[-1]))
+    start_from_target(head, target)
     return Eagle3Trainee(head, target, scales, options)
 
 
@@ -133,38 +134,18 @@ class Eagle3Trainee(Trainee):
 
 
 @torch.no_grad()
-def start_from_target(head: Eagle3Head, target: TrainTarget, scale: float) -> None:
-    """Let a head begin as the target's last layer on the highest state that it reads.
+def start_from_target(head: Eagle3Head, target: TrainTarget) -> None:
+    """Let a head begin with what leads from the highest state that it reads to the target's vocabulary.
 
-    Everything is in units of that state's scale: what the layer adds to the residual is divided by it, which the norms
-    take out again. Tensors of layers that are built otherwise keep their random numbers.
+    The state goes through as it is, into the target's norm and head, with softer logits, since at first they speak of the
+    wrong place. The decoder layer begins at random: one that begins as the target's last layer learns slower.
     """
-    model = target.model.get_decoder() if hasattr(target.model, "get_decoder") else target.model.base_model
-    theirs: dict[str, Tensor] = model.layers[-1].state_dict()
-    layer: Any = head.layers[0]
     size = head.config.layer.hidden_size
-    for name, weight in layer.self_attn.named_parameters():
-        source = theirs.get(f"self_attn.{name}")
-        if name in ("q_proj.weight", "k_proj.weight", "v_proj.weight") and source is not None:
-            if weight.shape == (source.shape[0], 2 * source.shape[1]):
-                weight[:, :size] = 0.0
-                weight[:, size:] = source
-    pairs = {
-        "self_attn.o_proj.weight": (layer.self_attn.o_proj.weight, scale),
-        "mlp.gate_proj.weight": (layer.mlp.gate_proj.weight, 1.0),
-        "mlp.up_proj.weight": (layer.mlp.up_proj.weight, 1.0),
-        "mlp.down_proj.weight": (layer.mlp.down_proj.weight, scale),
-        "input_layernorm.weight": (layer.hidden_norm.weight, 1.0),
-        "post_attention_layernorm.weight": (layer.post_attention_layernorm.weight, 1.0),
-    }
-    for name, (weight, divisor) in pairs.items():
-        if name in theirs and theirs[name].shape == weight.shape:
-            weight.copy_(theirs[name] / divisor)
-    norm = getattr(model, "norm", None)
-    if norm is not None and norm.weight.shape == head.norm.weight.shape:
-        head.norm.weight.copy_(norm.weight)
-    head.lm_head.weight.copy_(target.lm_head[head.token_ids])
     head.fc.weight[:, -size:] += torch.eye(size)
+    head.lm_head.weight.copy_(target.lm_head[head.token_ids])
+    norm = getattr(target.model.base_model, "norm", None)
+    if norm is not None and norm.weight.shape == head.norm.weight.shape:
+        head.norm.weight.copy_(SOFTER * norm.weight)
 
 
 def _read(num_layers: int) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ NUM_LOOKS = 10
 """How often it is measured during a run, on :data:`FEW_TEXTS` texts."""
 FEW_TEXTS = 16
 CHECKPOINT_S = 60.0
+TELL_S = 5.0
 TIMED_UPDATES = 3
 
 Tell = Callable[[str, float], None]
@@ -118,7 +119,7 @@ class Trainer:
             now = time.perf_counter()
             if self._num_done in looks:
                 self._look(num_updates)
-            if now - last_told >= 1.0:
+            if now - last_told >= TELL_S:
                 left = (now - started) / (self._num_done - first) * (num_updates - self._num_done)
                 self.tell(self._label(left), self._num_done / num_updates)
                 last_told = now
@@ -186,11 +187,11 @@ class Trainer:
         self.history.append({"update": self._num_done, "loss": loss, **asdict(found)})
 
     def _label(self, left_s: float) -> str:
-        loss = f"loss {self._recent[-1]:.2f}" if self._recent else "measured"
-        seen = "".join(
-            f", {entry['num_tokens'] / max(1, entry['num_rounds']):.2f} tokens a pass" for entry in self.history[-1:]
-        )
-        return f"training: {loss}{seen}, {left_s / 60:.1f} min left"
+        label = f"training, {left_s / 60:.1f} min left"
+        if self.history:
+            last = self.history[-1]
+            label += f", loss {last['loss']:.2f}, {last['num_tokens'] / max(1, last['num_rounds']):.2f} tokens a pass"
+        return label
 
     def _save(self) -> None:
         self._accelerator.wait_for_everyone()
@@ -215,7 +216,7 @@ def training_windows(texts: TrainTexts, size: int) -> list[Window]:
 
 def fastest_dtype(device: torch.device, size: int = 512) -> str:
     """bfloat16 where its products are faster than float32's, which takes a moment to measure."""
-    seconds = {}
+    seconds: dict[str, float] = {}
     for name in DTYPES:
         left = torch.ones(size, size, dtype=getattr(torch, name), device=device)
         for _ in range(5):

@@ -1,8 +1,8 @@
 """Medusa in training (Cai et al., 2401.10774, section 2.2.1, Medusa-1): heads on a target that stays as it is.
 
-Head i stands i + 2 places before its label and learns the law that the target had for it. Behind the training the tree is
-chosen: how often the r-th best guess of head i is right, measured on held-out texts, and then the nodes whose paths are
-most often right (the paper's section 2.3.3).
+Head i stands i + 2 places before its label and learns the law that the target had for it. Behind the training the tree
+is chosen: how often the r-th best guess of head i is right, measured on held-out texts, and then the nodes whose paths
+are most often right (section 2.3.3).
 """
 
 from __future__ import annotations
@@ -142,4 +142,5 @@ def choose_tree(accuracies: list[list[float]], num_nodes: int) -> list[tuple[int
                 if accuracy > 0.0:
                     yield rank, accuracy, (*path, rank)
 
-    return grow_tree((), expand, num_nodes).states
+    root: tuple[int, ...] = ()
+    return grow_tree(root, expand, num_nodes).states

@@ -67,8 +67,8 @@ def check_same_run(folder: Path, plan: Plan, options: TrainOptions, fingerprint:
     for name in (field.name for field in fields(TrainOptions)):
         if there.get(name) != here[name]:
             raise InvalidOptionError(
-                f"{folder} holds a run with {name}={there.get(name)!r}, and {name}={here[name]!r} is asked for; ask for "
-                "the same to go on with it, or take another --out"
+                f"{folder} holds a run with {name}={there.get(name)!r}, and {name}={here[name]!r} is asked for; ask "
+                "for the same to go on with it, or take another --out"
             )
     if plan.fingerprint != fingerprint:
         raise InvalidOptionError(f"{folder} holds a run for a target with other weights; take another --out")

@@ -36,8 +36,8 @@ class TrainTarget:
     def of(cls, loaded: LoadedModel) -> TrainTarget:
         tokenizer: Any = loaded.tokenizer
         template = str(getattr(tokenizer, "chat_template", None) or "")
-        special = {} if tokenizer is None else dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids))
-        marks = {token_id for text, token_id in special.items() if text in template}
+        special = [] if tokenizer is None else zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+        marks = {token_id for text, token_id in special if text in template}
         return cls(loaded.model, loaded.name, tuple(sorted(marks | set(loaded.eos_token_ids))))
 
     @property
@@ -85,7 +85,11 @@ class TrainTexts:
         """
         of_layer = [self.store.meta.layers.index(layer) for layer in layers]
         sizes = [
-            self.store[i].features.unflatten(1, (len(self.store.meta.layers), -1))[:, of_layer].float().square().mean(-1)
+            self.store[i]
+            .features.unflatten(1, (len(self.store.meta.layers), -1))[:, of_layer]
+            .float()
+            .square()
+            .mean(-1)
             for i in self.kept[:most_texts]
         ]
         return torch.cat(sizes).sqrt().median(0).values

@@ -56,7 +56,9 @@ def texts(model: Any, tmp_path_factory: pytest.TempPathFactory) -> TrainTexts:
 
 
 def trained(model: Any, texts: TrainTexts, folder: Path, method: Any, **options: Any) -> tuple[Any, TrainOptions]:
-    chosen = TrainOptions(method=method.__name__.rpartition(".")[2], num_rows=300, learning_rate=5e-3, head_learning_rate=5e-3, **options)
+    chosen = TrainOptions(
+        method=method.__name__.rpartition(".")[2], num_rows=300, learning_rate=5e-3, head_learning_rate=5e-3, **options
+    )
     trainee = method.make(TrainTarget(model, "tiny", (1,)), texts, chosen)
     Trainer(trainee, texts, chosen, folder, Accelerator(cpu=True)).train(60)
     trainee.eval()
@@ -67,7 +69,9 @@ def engine_counts(model: Any, drafter: Any, target: Any, texts: TrainTexts) -> l
     """The engine's own sequences for the held-out prompts."""
     store = texts.store
     prompts = [store.token_ids(i)[: store.num_prompt_tokens(i)].tolist() for i in texts.held]
-    sequences = run(engine_for(target, drafter, num_speculative_tokens=K), prompts, SamplingParams(temperature=0, max_tokens=24))
+    sequences = run(
+        engine_for(target, drafter, num_speculative_tokens=K), prompts, SamplingParams(temperature=0, max_tokens=24)
+    )
     assert [s.token_ids for s in sequences] == [store.token_ids(i).tolist() for i in texts.held]
     return sequences
 

@@ -34,7 +34,9 @@ class Stopped(Exception):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> TextStore:
-    return tiny_texts(tiny_model(0, context=0.01), tmp_path_factory.mktemp("texts"), (0, 1, 2, AFTER_NORM), num_texts=40)
+    return tiny_texts(
+        tiny_model(0, context=0.01), tmp_path_factory.mktemp("texts"), (0, 1, 2, AFTER_NORM), num_texts=40
+    )
 
 
 def trainer_for(store: TextStore, folder: Path, **options: Any) -> Trainer:

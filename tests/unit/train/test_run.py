@@ -66,7 +66,13 @@ def test_the_card_says_where_the_head_comes_from(first: TrainRun):
     plan = read_plan(first.folder)
     assert plan is not None
     assert (plan.num_updates, plan.dtype in ("float32", "bfloat16")) == (6, True)
-    for words in (plan.fingerprint, "6 updates", "files ", "tokens a pass of the target", "| position | 1 | 2 | 3 | 4 |"):
+    for words in (
+        plan.fingerprint,
+        "6 updates",
+        "files ",
+        "tokens a pass of the target",
+        "| position | 1 | 2 | 3 | 4 |",
+    ):
         assert words in card
 
 
