@@ -42,8 +42,7 @@ def write_card(out: Path, run: TrainRun, store: TextStore, result: TrainResult, 
         "| | |",
         "|---|---|",
         f"| command | `{run.command or 'train_head'}` |",
-        f"| data | {len(store) if result.plan.num_texts is None else result.plan.num_texts} texts, "
-        f"{result.num_tokens} answer tokens to train on: {store.meta.recipe} |",
+        f"| data | {result.plan.num_texts} texts, {result.num_tokens} answer tokens to train on: {store.meta.recipe} |",
         f"| training | {result.plan.num_updates} updates of at most {run.options.num_rows} rows, "
         f"{result.plan.dtype} products |",
         f"| time | {store.seconds / 60:.1f} min of writing the texts, {seconds / 60:.1f} min of the last process |",

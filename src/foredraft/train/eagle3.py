@@ -137,8 +137,8 @@ class Eagle3Trainee(Trainee):
 def start_from_target(head: Eagle3Head, target: TrainTarget) -> None:
     """Let a head begin with what leads from the highest state that it reads to the target's vocabulary.
 
-    The state goes through as it is, into the target's norm and head, with softer logits, since at first they speak of the
-    wrong place. The decoder layer begins at random: one that begins as the target's last layer learns slower.
+    The state goes through as it is, into the target's norm and head, with softer logits, since at first they are those
+    of the wrong place. The decoder layer begins at random: one that begins as the target's last layer learns slower.
     """
     size = head.config.layer.hidden_size
     head.fc.weight[:, -size:] += torch.eye(size)

@@ -119,7 +119,7 @@ class Trainer:
             now = time.perf_counter()
             if self._num_done in looks:
                 self._look(num_updates)
-            if now - last_told >= TELL_S:
+            if now - last_told >= TELL_S or self._num_done == num_updates:
                 left = (now - started) / (self._num_done - first) * (num_updates - self._num_done)
                 self.tell(self._label(left), self._num_done / num_updates)
                 last_told = now

@@ -218,6 +218,10 @@ def _texts(run: TrainRun, plan: Plan, layers: tuple[int, ...]) -> TrainTexts:
         )
     assert plan.num_texts is not None
     kept, held = ([i for i in part if i < plan.num_texts] for part in store.split(run.options.held_out))
+    if not kept or not held:
+        raise InvalidOptionError(
+            f"the first {plan.num_texts} texts of {plan.texts} are too few to measure on some of them"
+        )
     return TrainTexts(store, kept, held)
 
 

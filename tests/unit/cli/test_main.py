@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from foredraft.cli import app, generate
 from foredraft.errors import ModelLoadError
 
-COMMANDS = ("generate", "chat", "bench", "env")
+COMMANDS = ("generate", "chat", "bench", "train", "env")
 ENVIRONMENT = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +136,40 @@ def test_trees(tiny: Any, heads: MedusaHeads):
     assert [s.output_token_ids for s in sequences] == [reference(tiny, p, GREEDY).token_ids for p in PROMPTS]
     assert max(max(draft.num_draft_tokens) for draft in recorder.drafts) == 8
     assert max(max(draft.depths(0), default=0) for draft in recorder.drafts) == 3
+
+
+def test_a_measured_tree_is_drafted_as_it_stands(tiny: Any, heads: MedusaHeads, tmp_path: Path):
+    """Ranks of each head along its paths, the first nodes of the tree where not all are wanted; sampled rows as before."""
+    choices = ((0,), (1,), (0, 0), (3,), (0, 2), (0, 0, 1))
+    measured = copy.copy(heads)
+    measured.config = replace(heads.config, choices=choices)
+    save_medusa(measured, tmp_path, 64)
+    read = read_medusa(read_head(str(tmp_path)), 64, 64)
+    assert read.config.choices == choices
+    target = target_for(tiny)
+    recorder = RecordingDrafter(MedusaTreeDrafter(read, target, 2, 4))
+    sequences = run(engine_for(target, recorder, num_speculative_tokens=5), PROMPTS, GREEDY)
+    assert [s.output_token_ids for s in sequences] == [reference(tiny, p, GREEDY).token_ids for p in PROMPTS]
+    checked = 0
+    for texts, draft in zip(recorder.texts, recorder.drafts, strict=True):
+        for row, (text, count) in enumerate(zip(texts, draft.num_draft_tokens, strict=True)):
+            with torch.no_grad():
+                state = tiny.model(torch.tensor([text])).last_hidden_state[0, -2:-1]
+            for node, path in enumerate(choices[:count]):
+                best = heads(state, len(path) - 1)[0].topk(4).indices
+                assert draft.token_ids[row, node] == heads.token_map[best[path[-1]]]
+                checked += 1
+            assert draft.parents[row, :count].tolist() == [-1, -1, 0, -1, 0][:count]
+    assert checked > 20
+    assert max(max(draft.num_draft_tokens) for draft in recorder.drafts) == 5
+    sampled = SamplingParams(temperature=1.0, max_tokens=8)
+    assert all(s.finish_reason for s in run(engine_for(target, recorder), PROMPTS[:1], sampled))
+
+
+@pytest.mark.parametrize("choices", [[[0, 1]], [[0], [0]], [[0], [-1]], [["x"]], [3]])
+def test_choices_that_are_no_tree(heads: MedusaHeads, tmp_path: Path, choices: Any):
+    save_medusa(heads, tmp_path, 64)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"medusa_choices": choices}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match="medusa_choices"):
+        read_medusa(read_head(str(tmp_path)), 64, 64)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,3 +138,24 @@ def test_what_cannot_be_done(first: TrainRun, tmp_path: Path, changes: dict[str,
 def test_bad_options(options: dict[str, Any], words: str):
     with pytest.raises(InvalidOptionError, match=words):
         TrainOptions(**options)
+
+
+@pytest.mark.slow  # three processes that import torch
+def test_two_processes_of_accelerate_learn_as_one(first: TrainRun, tmp_path: Path):
+    """Each reads half of the windows of an update; the gradient is that of all of them."""
+    texts = Path(read_plan(first.folder).texts)  # type: ignore[union-attr]
+    script = tmp_path / "script.py"
+    script.write_text("from foredraft.cli import main\nmain()\n")
+    heads = []
+    for num_processes in (1, 2):
+        out = tmp_path / str(num_processes)
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(num_processes)]
+        command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", str(script)]
+        command += ["train", "eagle3", "--target", first.target, "--out", str(out), "--num-updates", "4"]
+        command += ["--data", str(texts), "--device", "cpu", "--held-out", "0.2", "--window", "64", "--noise", "0"]
+        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count('"num_updates": 4') == 1  # one of them tells
+        heads.append(load_file(out / "model.safetensors"))
+    one, two = heads
+    assert all(torch.allclose(tensor, two[name], rtol=1e-3, atol=1e-4) for name, tensor in one.items())
