@@ -139,7 +139,7 @@ def test_trees(tiny: Any, heads: MedusaHeads):
 
 
 def test_a_measured_tree_is_drafted_as_it_stands(tiny: Any, heads: MedusaHeads, tmp_path: Path):
-    """Ranks of each head along its paths, the first nodes of the tree where not all are wanted; sampled rows as before."""
+    """Ranks of each head along its paths, the first nodes of the tree where not all are wanted."""
     choices = ((0,), (1,), (0, 0), (3,), (0, 2), (0, 0, 1))
     measured = copy.copy(heads)
     measured.config = replace(heads.config, choices=choices)
