@@ -11,6 +11,8 @@ from foredraft.train.dataset import TextStore
 if TYPE_CHECKING:
     from foredraft.train.run import TrainResult, TrainRun
 
+IN_THE_ENGINE = {"draft": "draft_model"}
+"""The engine's name of a method, where it has another one."""
 UNKNOWN_LICENCE = "that of the target, see its own card"
 
 
@@ -24,6 +26,7 @@ def write_card(out: Path, run: TrainRun, store: TextStore, result: TrainResult, 
     target = entry.hub_id if entry else run.target
     licence = entry.licence if entry else UNKNOWN_LICENCE
     found = result.acceptance
+    method = IN_THE_ENGINE.get(run.options.method, run.options.method)
     positions = range(1, len(found.rates) + 1)
     lines = [
         "---",
@@ -37,7 +40,7 @@ def write_card(out: Path, run: TrainRun, store: TextStore, result: TrainResult, 
         f"Made with foredraft for `{run.target}` (weights {store.meta.fingerprint}). It drafts tokens that the target "
         "then checks; the output stays the target's own.",
         "",
-        f"    foredraft generate {run.target} --method {run.options.method} --draft-model PATH --chat 'Hello'",
+        f"    foredraft generate {run.target} --method {method} --draft-model PATH --chat 'Hello'",
         "",
         "| | |",
         "|---|---|",

@@ -9,4 +9,5 @@ from __future__ import annotations
 TRAINABLE = {
     "eagle3": "foredraft.train.eagle3",
     "medusa": "foredraft.train.medusa",
+    "draft": "foredraft.train.draft",
 }

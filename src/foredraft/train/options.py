@@ -17,6 +17,7 @@ class TrainOptions:
         seed: of weights, order and noise.
         num_steps: how far a head that reads its own states is unrolled in the end; see ``schedule.num_steps_at``.
         num_heads: of methods with a head for each place.
+        num_layers: of a draft model.
         num_rows: tokens of an update, padding included.
         window: most tokens of a text that are read together.
         learning_rate, head_learning_rate: of the body, and of the projection to the vocabulary.
@@ -33,6 +34,7 @@ class TrainOptions:
     seed: int = 0
     num_steps: int = 3
     num_heads: int = 4
+    num_layers: int = 3
     num_rows: int = 576
     window: int = 512
     learning_rate: float = 1e-3
@@ -51,6 +53,7 @@ class TrainOptions:
         for name, low, high in (
             ("num_steps", 1, 16),
             ("num_heads", 1, 16),
+            ("num_layers", 1, 1000),
             ("num_rows", 1, 1_000_000),
             ("window", 8, 1_000_000),
             ("learning_rate", 0.0, 1.0),

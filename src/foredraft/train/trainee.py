@@ -31,6 +31,7 @@ class TrainTarget:
     model: Any
     name: str
     always_drafted: tuple[int, ...]
+    tokenizer: Any = None
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> TrainTarget:
@@ -38,7 +39,7 @@ class TrainTarget:
         template = str(getattr(tokenizer, "chat_template", None) or "")
         special = [] if tokenizer is None else zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
         marks = {token_id for text, token_id in special if text in template}
-        return cls(loaded.model, loaded.name, tuple(sorted(marks | set(loaded.eos_token_ids))))
+        return cls(loaded.model, loaded.name, tuple(sorted(marks | set(loaded.eos_token_ids))), tokenizer)
 
     @property
     def embeddings(self) -> Tensor:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from transformers import AutoConfig
 
 from foredraft import SamplingParams
+from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.medusa import MedusaDrafter, MedusaTreeDrafter
 from foredraft.drafters.recurrent_head import make_head_drafter
 from foredraft.engine.sequence import Sequence
@@ -18,8 +20,9 @@ from foredraft.heads.eagle3_format import read_eagle3
 from foredraft.heads.medusa import read_medusa
 from foredraft.heads.runner import HeadRunner
 from foredraft.target.features import AFTER_NORM
+from foredraft.target.loader import load_model
 from foredraft.testing import engine_for, run, target_for, tiny_model, tiny_texts
-from foredraft.train import eagle3, medusa
+from foredraft.train import draft, eagle3, medusa
 from foredraft.train.acceptance import Acceptance, held_out_acceptance, walk_rounds
 from foredraft.train.batches import collate, windows_of
 from foredraft.train.loop import Trainer
@@ -121,6 +124,27 @@ def test_medusa_accepts_in_the_engine_what_training_says(model: Any, texts: Trai
     trees = engine_counts(model, MedusaTreeDrafter(heads, target, 4, 4), target, texts)
     assert sum(s.metrics.num_target_passes for s in trees) < 1.05 * sum(s.metrics.num_target_passes for s in chains)
     assert max(max(s.metrics.drafted_per_position) for s in trees) > 0
+
+
+def test_a_draft_model_accepts_in_the_engine_what_training_says(model: Any, texts: TrainTexts, tmp_path: Path):
+    """It drafts beside the prompt already, so that rounds begin a token earlier; the rates are near all the same."""
+    trainee, options = trained(model, texts, tmp_path, draft, num_layers=1)
+    expected = held_out_acceptance(trainee, texts, texts.held, K, options.window)
+    trainee.save(tmp_path / "model")
+    assert AutoConfig.from_pretrained(tmp_path / "model").num_hidden_layers == 1
+    small = load_model(tmp_path / "model", device="cpu").model
+    assert torch.equal(small.lm_head.weight, model.lm_head.weight)
+    target = target_for(model)
+    sequences = engine_counts(model, DraftModelDrafter(target_for(small), target.vocab_size), target, texts)
+    accepted = total([s.metrics.accepted_per_position for s in sequences])
+    drafted = total([s.metrics.drafted_per_position for s in sequences])
+    assert accepted[0] / drafted[0] == pytest.approx(expected.rates[0], rel=0.1)
+    assert 0.3 < expected.rates[0] < 0.99
+
+
+def test_the_layers_of_a_draft_model_are_spread_over_the_target():
+    assert [draft.spread(30, n) for n in (1, 2, 3, 4)] == [[0], [0, 29], [0, 14, 29], [0, 10, 19, 29]]
+    assert draft.spread(2, 5) == [0, 1]
 
 
 def test_the_tree_has_the_paths_that_are_most_often_right():
