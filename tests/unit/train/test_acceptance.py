@@ -54,16 +54,18 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def texts(model: Any, tmp_path_factory: pytest.TempPathFactory) -> TrainTexts:
-    store = tiny_texts(model, tmp_path_factory.mktemp("texts"), LAYERS, num_texts=140)
-    return TrainTexts(store, list(range(120)), list(range(120, 140)))
+    store = tiny_texts(model, tmp_path_factory.mktemp("texts"), LAYERS, num_texts=112)
+    return TrainTexts(store, list(range(100)), list(range(100, 112)))
 
 
-def trained(model: Any, texts: TrainTexts, folder: Path, method: Any, **options: Any) -> tuple[Any, TrainOptions]:
+def trained(
+    model: Any, texts: TrainTexts, folder: Path, method: Any, num_updates: int = 60, **options: Any
+) -> tuple[Any, TrainOptions]:
     chosen = TrainOptions(
         method=method.__name__.rpartition(".")[2], num_rows=300, learning_rate=5e-3, head_learning_rate=5e-3, **options
     )
     trainee = method.make(TrainTarget(model, "tiny", (1,)), texts, chosen)
-    Trainer(trainee, texts, chosen, folder, Accelerator(cpu=True)).train(60)
+    Trainer(trainee, texts, chosen, folder, Accelerator(cpu=True)).train(num_updates)
     trainee.eval()
     return trainee, chosen
 
@@ -96,7 +98,7 @@ def check_same(expected: Acceptance, sequences: list[Sequence]) -> None:
 
 
 def test_eagle3_accepts_in_the_engine_what_training_says(model: Any, texts: TrainTexts, tmp_path: Path):
-    trainee, options = trained(model, texts, tmp_path, eagle3, draft_vocab_size=60)
+    trainee, options = trained(model, texts, tmp_path, eagle3, num_updates=36, num_steps=2, draft_vocab_size=60)
     expected = held_out_acceptance(trainee, texts, texts.held, K, options.window)
     trainee.save(tmp_path / "head")
     target = target_for(model)
@@ -107,6 +109,7 @@ def test_eagle3_accepts_in_the_engine_what_training_says(model: Any, texts: Trai
     check_same(expected, engine_counts(model, drafter, target, texts))
 
 
+@pytest.mark.slow  # the principle is that of the test above
 def test_medusa_accepts_in_the_engine_what_training_says(model: Any, texts: TrainTexts, tmp_path: Path):
     """Chains as counted, and the measured tree, which is at least as good with the same prompts."""
     trainee, options = trained(model, texts, tmp_path, medusa)
@@ -126,6 +129,7 @@ def test_medusa_accepts_in_the_engine_what_training_says(model: Any, texts: Trai
     assert max(max(s.metrics.drafted_per_position) for s in trees) > 0
 
 
+@pytest.mark.slow  # the principle is that of the test above
 def test_a_draft_model_accepts_in_the_engine_what_training_says(model: Any, texts: TrainTexts, tmp_path: Path):
     """It drafts beside the prompt already, so that rounds begin a token earlier; the rates are near all the same."""
     trainee, options = trained(model, texts, tmp_path, draft, num_layers=1)

@@ -24,7 +24,7 @@ from foredraft.train.loop import Trainer
 from foredraft.train.options import TrainOptions
 from foredraft.train.trainee import TrainTarget, TrainTexts
 
-NUM_UPDATES = 30
+NUM_UPDATES = 20
 OPTIONS = TrainOptions(method="eagle3", num_rows=120, learning_rate=3e-3, dropout=0.1)
 
 
@@ -35,12 +35,12 @@ class Stopped(Exception):
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> TextStore:
     return tiny_texts(
-        tiny_model(0, context=0.01), tmp_path_factory.mktemp("texts"), (0, 1, 2, AFTER_NORM), num_texts=40
+        tiny_model(0, context=0.01), tmp_path_factory.mktemp("texts"), (0, 1, 2, AFTER_NORM), num_texts=28
     )
 
 
 def trainer_for(store: TextStore, folder: Path, **options: Any) -> Trainer:
-    texts = TrainTexts(store, list(range(32)), list(range(32, 40)))
+    texts = TrainTexts(store, list(range(24)), list(range(24, 28)))
     trainee = eagle3.make(TrainTarget(tiny_model(0, context=0.01), "tiny", ()), texts, OPTIONS)
     return Trainer(trainee, texts, OPTIONS, folder, Accelerator(cpu=True), **options)
 
@@ -72,7 +72,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_weights(
     update = cut._update
 
     def stop(number: int, num_updates: int) -> float:
-        if number == 14:
+        if number == 11:
             raise Stopped
         return update(number, num_updates)
 
@@ -140,7 +140,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(store: TextStore, tmp_
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([*call, str(tmp_path / "killed"), "0.1"], env=environment, stdout=subprocess.PIPE)
     deadline = time.monotonic() + 120
-    while (read_checkpoint(tmp_path / "killed") or Checkpoint(0, {}, {})).num_done < 12:
+    while (read_checkpoint(tmp_path / "killed") or Checkpoint(0, {}, {})).num_done < 8:
         assert process.poll() is None, "it ended before it was killed"
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -148,7 +148,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(store: TextStore, tmp_
     assert process.wait() == -signal.SIGKILL
     done = read_checkpoint(tmp_path / "killed")
     assert done is not None
-    assert 12 <= done.num_done < NUM_UPDATES
+    assert 8 <= done.num_done < NUM_UPDATES
     again = subprocess.run([*call, str(tmp_path / "killed"), "0"], env=environment, capture_output=True, text=True)
     assert again.stdout == f"resumed at {done.num_done}\n", again.stderr
     ended = read_checkpoint(tmp_path / "killed")
