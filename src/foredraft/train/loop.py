@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +36,8 @@ NUM_LOOKS = 10
 FEW_TEXTS = 16
 CHECKPOINT_S = 60.0
 TELL_S = 5.0
+PACE_UPDATES = 30
+"""The time left is reckoned by so many; later updates take longer than early ones."""
 TIMED_UPDATES = 3
 
 Tell = Callable[[str, float], None]
@@ -111,16 +114,16 @@ class Trainer:
     def train(self, num_updates: int) -> Acceptance:
         """Do what is left of the updates; returns the acceptance on all held-out texts."""
         looks = {round(num_updates * (i + 1) / NUM_LOOKS) for i in range(NUM_LOOKS)}
-        started, last_saved = time.perf_counter(), time.perf_counter()
-        first, last_told = self._num_done, 0.0
+        ended = deque([time.perf_counter()], maxlen=PACE_UPDATES)
+        last_saved, last_told = ended[0], 0.0
         while self._num_done < num_updates:
             self._recent.append(self._update(self._num_done, num_updates))
             self._num_done += 1
-            now = time.perf_counter()
+            ended.append(now := time.perf_counter())
             if self._num_done in looks:
-                self._look(num_updates)
+                self._look()
             if now - last_told >= TELL_S or self._num_done == num_updates:
-                left = (now - started) / (self._num_done - first) * (num_updates - self._num_done)
+                left = (now - ended[0]) / (len(ended) - 1) * (num_updates - self._num_done)
                 self.tell(self._label(left), self._num_done / num_updates)
                 last_told = now
             if now - last_saved >= CHECKPOINT_S or self._num_done == num_updates:
@@ -180,7 +183,7 @@ class Trainer:
         self.trainee.train()
         return found
 
-    def _look(self, num_updates: int) -> None:
+    def _look(self) -> None:
         found = self._acceptance(self._few)
         loss = sum(self._recent) / len(self._recent)
         self._recent.clear()
