@@ -35,11 +35,14 @@ def feature_layers(num_layers: int) -> tuple[int, ...]:
 def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> MedusaTrainee:
     config = target.model.config.get_text_config()
     hidden_size, vocab_size = config.hidden_size, config.vocab_size
-    size = options.draft_vocab_size or default_size(hidden_size**2, hidden_size, vocab_size)
+    num_heads = options.num_heads
+    size = options.draft_vocab_size
+    if size is None:
+        size = default_size(num_heads * hidden_size * (hidden_size + 1), hidden_size, vocab_size, num_heads)
     vocabulary = draft_vocabulary(texts.token_counts(), size, target.always_drafted)
     heads = MedusaHeads(
         MedusaConfig(
-            num_heads=options.num_heads,
+            num_heads=num_heads,
             num_layers=1,
             hidden_size=hidden_size,
             draft_vocab_size=len(vocabulary),

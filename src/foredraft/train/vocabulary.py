@@ -13,16 +13,16 @@ USUAL = 32_000
 BYTES_OF_A_NUMBER = 2
 
 
-def default_size(num_body_parameters: int, hidden_size: int, vocab_size: int) -> int:
-    """So many tokens that the head has at most 16 MB in bfloat16; 32,000 where that would be less than 4,096.
+def default_size(num_body_parameters: int, hidden_size: int, vocab_size: int, num_projections: int = 1) -> int:
+    """So many tokens that a small head has at most 16 MB in bfloat16, but 4,096 at least; 32,000 for larger heads.
 
     Args:
-        num_body_parameters: of the head without its projection to the vocabulary.
+        num_body_parameters: of the head without its projections to the vocabulary.
     """
     left = SMALL_HEAD_BYTES - BYTES_OF_A_NUMBER * num_body_parameters - vocab_size  # t2d has a byte a token
-    a_token = BYTES_OF_A_NUMBER * hidden_size + 8  # a row of lm_head, and an entry of d2t
-    fitting = left // a_token // 64 * 64
-    return min(vocab_size, fitting if fitting >= SMALLEST else USUAL)
+    a_token = BYTES_OF_A_NUMBER * hidden_size * num_projections + 8  # rows of the projections, and an entry of d2t
+    fitting = max(SMALLEST, left // a_token // 64 * 64)
+    return min(vocab_size, fitting if left > 0 else USUAL)
 
 
 def draft_vocabulary(counts: Tensor, size: int, always: Collection[int]) -> Tensor:

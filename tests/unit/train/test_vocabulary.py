@@ -21,5 +21,6 @@ def test_the_default_makes_a_small_head_fit_16_megabytes():
     size = default_size(body, 576, 49152)
     assert size >= 4096
     assert 15.8e6 < 2 * (body + 576 * size) + 8 * size + 49152 <= 16e6
+    assert default_size(4 * 576 * 577, 576, 49152, num_projections=4) == 4096  # four Medusa heads are larger
     assert default_size(60_000_000, 2048, 128_256) == 32_000
     assert default_size(60_000, 64, 300) == 300
