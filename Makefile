@@ -11,7 +11,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PIP_ARGS ?=
 MODEL := smollm2-135m-instruct
-DEMO_ARGS ?= --peer transformers --prompts code,story,long --prompt-tokens 1024 --time-limit 200
+DEMO_ARGS ?= --policy goodput --methods none,ngram,ngram+eagle3 --draft-model $(MODEL)-eagle3 --peer transformers --prompts code,story,long --prompt-tokens 1024 --time-limit 200
 BIN := .venv/bin
 READY := .venv/.foredraft-installed
 

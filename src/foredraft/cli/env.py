@@ -61,7 +61,7 @@ def describe() -> dict[str, Any]:
     import torch
 
     from foredraft.measure import machine
-    from foredraft.target.zoo import ZOO, cache_folder
+    from foredraft.target.zoo import TRAINED_HEADS, ZOO, cache_folder
 
     folder = cache_folder()
     return {
@@ -75,7 +75,7 @@ def describe() -> dict[str, Any]:
         "kernels": kernels(folder),
         "cache_folder": str(folder),
         "models": _models(folder),
-        "short_names": sorted(ZOO),
+        "short_names": [*sorted(ZOO), *TRAINED_HEADS],
         "numerics": _numerics(folder),
     }
 

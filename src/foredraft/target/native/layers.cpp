@@ -44,16 +44,17 @@ struct Layer {  // one of ``layers.py``; weights packed as for ``product``
   const float* gate_up_bias;
   const uint16_t* down;
   const float* down_bias;
-  int64_t index, hidden, query_heads, kv_heads, dim, inner, window, rotary;
+  int64_t index, inputs, hidden, query_heads, kv_heads, dim, inner, window, rotary;
   float input_eps, head_eps, post_eps, scaling;
 };
 
 }  // namespace
 
-// x: [T, hidden], changed in place; work: three times [T, width], width the most numbers that a token has anywhere;
-// keys, values: of every layer of the cache, found by index; the rest as for the kernels.
-extern "C" void foredraft_layers_bf16(const Layer* layers, uint16_t* x, uint16_t* work, const uint16_t* cos,
-                                      const uint16_t* sin, const int64_t* write_index, uint16_t* const* keys,
+// x: [T, hidden], changed in place; given: [T, inputs], what the first layer's attention reads, or null for the norm of
+// x; work: three times [T, width], width the most numbers that a token has anywhere; keys, values: of every layer of the
+// cache, found by index; the rest as for the kernels.
+extern "C" void foredraft_layers_bf16(const Layer* layers, uint16_t* x, const uint16_t* given, uint16_t* work,
+                                      const uint16_t* cos, const uint16_t* sin, const int64_t* write_index, uint16_t* const* keys,
                                       uint16_t* const* values, const int64_t* rows, const int64_t* positions,
                                       const int64_t* paths, int64_t num_layers, int64_t T, int64_t width,
                                       int64_t num_rows, int64_t path_width, int64_t capacity, int threads) {
@@ -65,9 +66,12 @@ extern "C" void foredraft_layers_bf16(const Layer* layers, uint16_t* x, uint16_t
     const int team = omp_get_num_threads();
     for (const Layer* l = layers; l < layers + num_layers; ++l) {
       const int64_t heads_width = l->query_heads * l->dim, kv_width = l->kv_heads * l->dim;
-      rms_norm(x, l->input_norm, a, T, l->hidden, l->hidden, l->input_eps);
-      barrier.wait(team);
-      product(a, l->qkv, l->qkv_bias, b, T, heads_width + 2 * kv_width, l->hidden, l->hidden, false);
+      const bool is_given = given && l == layers;
+      if (!is_given) {
+        rms_norm(x, l->input_norm, a, T, l->hidden, l->hidden, l->input_eps);
+        barrier.wait(team);
+      }
+      product(is_given ? given : a, l->qkv, l->qkv_bias, b, T, heads_width + 2 * kv_width, l->inputs, l->inputs, false);
       barrier.wait(team);
       rotate_store(b, l->rotary ? cos : nullptr, sin, {l->q_norm, l->k_norm, l->head_eps}, write_index, c,
                    keys[l->index], values[l->index], T, l->query_heads, l->kv_heads, l->dim);
