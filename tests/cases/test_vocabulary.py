@@ -50,7 +50,7 @@ def build(
     model = saved(folder / "draft", draft, draft_tokenizer)
     return LLM(
         saved(folder / "target", target, target_tokenizer),
-        speculative_config={"method": "draft_model", "model": model, **speculative},
+        speculative_config={"method": "draft_model", "model": model, "policy": "fixed", **speculative},
         dtype="float32",
         numerics="fast",
     )

@@ -26,10 +26,10 @@ TASKS = (
     "Explain {} to a child.",
 )
 PROMPTS = [task.format(subject) for subject, task in itertools.product(SUBJECTS, TASKS)]
-METHODS = {
-    "ngram": {"method": "ngram"},
-    "early_exit": {"method": "early_exit", "exit_layer": 24},
-    "draft_model": {"method": "draft_model", "model": MODEL, "num_speculative_tokens": 3},
+METHODS = {  # with fixed lengths, since what does not pay would not be drafted
+    "ngram": {"method": "ngram", "policy": "fixed"},
+    "early_exit": {"method": "early_exit", "exit_layer": 24, "policy": "fixed"},
+    "draft_model": {"method": "draft_model", "model": MODEL, "num_speculative_tokens": 3, "policy": "fixed"},
 }
 
 

@@ -22,7 +22,11 @@ SEEDED = [SamplingParams(seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True) for 
 
 def outputs(target: str, params: list[SamplingParams], /, **speculative: Any) -> list[Any]:
     """Without a draft model one by one, else in a batch."""
-    config = {"method": "draft_model", "num_speculative_tokens": 4, **speculative} if speculative else None
+    config = (
+        {"method": "draft_model", "num_speculative_tokens": 4, "policy": "fixed", **speculative}
+        if speculative
+        else None
+    )
     llm = LLM(target, speculative_config=config)
     if llm.engine.contract != "token-identical":
         pytest.skip(f"this machine's kernels give the contract {llm.engine.contract}")
