@@ -14,6 +14,7 @@ All of it runs once a step over a few numbers, where plain Python is several tim
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -91,16 +92,15 @@ class AcceptanceBook:
 
     def __init__(self, *, trees: bool = False):
         self._trees = trees
-        self._sequences: dict[int, Counts] = {}
-        self._routes: dict[str, Counts] = {}
+        self._sequences: defaultdict[int, Counts] = defaultdict(Counts)
+        self._routes: defaultdict[str, Counts] = defaultdict(Counts)
         self._nobody = Counts()
 
     def observe(self, rows: Sequence[RowOutcome]) -> None:
         """Drafts were judged; what is known of a row for which none was planned gets old."""
         for row in rows:
             if row.planned:
-                own = self._sequences.setdefault(row.sequence_id, Counts())
-                shared = self._routes.setdefault(row.route, Counts())
+                own, shared = self._sequences[row.sequence_id], self._routes[row.route]
                 for counts, decay in ((own, DECAY), (shared, ROUTE_DECAY)):
                     counts.fade(decay)
                     counts.add(row, tree=self._trees)
