@@ -51,6 +51,12 @@ def check_conventions(head: AnyHead, target: TargetModel, tokenizer: Any, name: 
     limit = target.max_model_len - 1
     tokens = tokenizer(TEXT)["input_ids"][: min(limit, 128)]
     scores = _scores(head, target, tokens)
+    warn_of_better(name, scores)
+    return scores
+
+
+def warn_of_better(name: str, scores: dict[str, float]) -> None:
+    """Say if a head predicts clearly better under another convention than as it was read."""
     best = max(scores, key=scores.__getitem__)
     if scores[best] > scores["as read"] + CLEARLY:
         logger.warning(
@@ -58,7 +64,6 @@ def check_conventions(head: AnyHead, target: TargetModel, tokenizer: Any, name: 
             "probably trained like that, so correct its config.json",
             name, 100 * scores["as read"], 100 * scores[best], best,
         )  # fmt: skip
-    return scores
 
 
 def neighbours(head: AnyHead, num_layers: int) -> Iterator[tuple[str, AnyHead]]:

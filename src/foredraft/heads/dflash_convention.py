@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from foredraft.heads.convention import CLEARLY, TEXT, states_of
+from foredraft.heads.convention import TEXT, states_of, warn_of_better
 from foredraft.heads.dflash import DFlashHead
 from foredraft.target.forward import TargetModel
-
-logger = logging.getLogger(__name__)
 
 NUM_PLACES = 2
 """Places of a block that are compared."""
@@ -41,13 +38,7 @@ def check_layers(head: DFlashHead, target: TargetModel, tokenizer: Any, name: st
         choice: _agreement(head, states[:, [wanted.index(layer) for layer in layers]].flatten(1), tokens, said, target)
         for choice, layers in choices.items()
     }
-    best = max(scores, key=scores.__getitem__)
-    if scores[best] > scores["as read"] + CLEARLY:
-        logger.warning(
-            "%s predicts %.0f %% of the target's tokens as its config.json has it, and %.0f %% with %s; it was "
-            "probably trained like that, so correct its config.json",
-            name, 100 * scores["as read"], 100 * scores[best], best,
-        )  # fmt: skip
+    warn_of_better(name, scores)
     return scores
 
 

@@ -12,6 +12,7 @@ when it drafts (training-time test; EAGLE-3, Li et al., 2503.01840, section 3.2)
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -37,7 +38,7 @@ class RecurrentHead(Protocol):
         ...
 
 
-class StateHead(nn.Module):
+class StateHead(nn.Module, ABC):
     """A head on one state of the target that shares its lm_head.
 
     ``config`` has ``layer``, the configuration of its decoder layers, and ``feature_layers``, whose state it reads.
@@ -48,8 +49,8 @@ class StateHead(nn.Module):
     def combine(self, features: Tensor) -> Tensor:
         return features
 
-    def step(self, embeddings: Tensor, hidden: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+    @abstractmethod
+    def step(self, embeddings: Tensor, hidden: Tensor, attend: Attend) -> tuple[Tensor, Tensor]: ...
 
     def unroll_states(
         self, features: Tensor, token_ids: Tensor, embeddings: Tensor, num_steps: int

@@ -138,7 +138,8 @@ def start_from_target(head: Eagle3Head, target: TrainTarget) -> None:
     """Let a head begin with what leads from the highest state that it reads to the target's vocabulary.
 
     The state goes through as it is, into the target's norm and head, with softer logits, since at first they are those
-    of the wrong place. The decoder layer begins at random: one that begins as the target's last layer learns slower.
+    of the wrong place. The decoder layer begins at random: in trials of 50 updates that learnt faster than the
+    target's last layer. Longer ones were not compared.
     """
     size = head.config.layer.hidden_size
     head.fc.weight[:, -size:] += torch.eye(size)
