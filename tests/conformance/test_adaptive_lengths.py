@@ -117,7 +117,7 @@ def test_dropping_a_token_after_seeing_it_is_convicted(rule: str):
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_draft_that_is_a_function_of_the_text_may_be_cut_by_what_it_is(rule: str):
-    """As drafts of instant drafters are: the policy is told how much was found."""
+    """As copies are: the policy is told how much was found, and how well its place agrees."""
     for seed in range(3):
         drawn = texts(seed, rule)
         certain = tuple((probs == probs.max(axis=-1, keepdims=True)).astype(float) for probs in drawn.draft)

@@ -57,7 +57,7 @@ class LongMemory(Drafter):
         for row in rows:
             index = self.index.setdefault(str(row.sequence_id), NGramIndex(1, 4))
             index.extend(row.token_ids)
-            drafts.append(index.continuation(row.num_draft_tokens) if row.num_draft_tokens else [])
+            drafts.append(index.continuation(row.num_draft_tokens)[0] if row.num_draft_tokens else [])
         return chain_draft(drafts)
 
 

@@ -37,6 +37,23 @@ class DraftRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """What can be said of a row's draft before it is made, from the text alone.
+
+    Attributes:
+        num_draft_tokens: most that can come.
+        match_len: of a copy, how many tokens before its place agree with the end of the text.
+        source: which part of a combination would make it.
+        is_free: making it takes no time worth planning for.
+    """
+
+    num_draft_tokens: int
+    match_len: int = 0
+    source: str = ""
+    is_free: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JudgedDraft:
     """A verified draft as the drafter sees it again.
 
@@ -66,8 +83,6 @@ class Drafter(ABC):
         reads_target_tokens: the caches of its models hold the target's token ids.
         cost: of a draft token, as a share of a target pass; 0 where no model is run.
         one_pass: all tokens of a draft come from one pass, so ``cost`` is that of a draft of any length.
-        instant: proposals are functions of the text and take microseconds, so they are made first, and the policy says
-            how much of each is verified.
         stop_below: a draft ends with a token that the drafter finds less likely than that; 0 never ends one early.
     """
 
@@ -79,8 +94,11 @@ class Drafter(ABC):
     reads_target_tokens: bool = True
     cost: float = 0.0
     one_pass: bool = False
-    instant: bool = False
     stop_below: float = 0.0
+
+    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+        """What ``propose`` could draft for the rows of a step; asked before it, each row with its limit."""
+        return [Offer(row.num_draft_tokens) for row in rows]
 
     @abstractmethod
     def propose(self, rows: Sequence[DraftRow]) -> Draft:

@@ -5,8 +5,9 @@
 in tokens per time of a target pass. What a source expects is its own estimate, corrected by what it got right in
 this sequence so far. Of equal gains the first source's counts, so the order is that of preference.
 
-The choice may look at proposals of deterministic sources, which are functions of the text. A source that draws its
-tokens is chosen, or not, before it draws: a choice that saw them would drop some tokens more often than others.
+The choice may look at proposals of deterministic sources, which are functions of the text, and does so where they run
+no model. A source that draws its tokens is chosen, or not, before it draws: a choice that saw them would drop some
+tokens more often than others. Choosing comes before the policy's plan, which so knows who drafts for each row.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foredraft.drafters.base import Drafter, DraftRow, JudgedDraft, tree_draft
+from foredraft.drafters.base import Drafter, DraftRow, JudgedDraft, Offer, tree_draft
 from foredraft.types import Draft, node_depths
 
 PRIOR_ACCEPTANCE = 0.6
@@ -36,6 +37,11 @@ class Proposal:
     parents: list[int]
     path_probs: list[float]
     probs: Tensor | None = None
+
+    def first(self, count: int) -> Proposal:
+        """Only the first tokens."""
+        probs = None if self.probs is None else self.probs[:count]
+        return Proposal(self.token_ids[:count], self.parents[:count], self.path_probs[:count], probs)
 
     def accepted(self, emitted: Sequence[int]) -> int:
         """How many of the emitted tokens the proposal foresaw."""
@@ -85,12 +91,17 @@ class Record:
 
 
 class _State:
-    """Of a sequence: each source's record, what each proposed when the text had ``length`` tokens, and whose it was."""
+    """Of a sequence: each source's record, and what there was to choose from, and was chosen, when the text had
+    ``length`` tokens and at most ``limit`` were wanted; that holds for one draft."""
 
     def __init__(self, num_sources: int):
         self.records = [Record() for _ in range(num_sources)]
-        self.length, self.chosen = 0, 0
+        self.length = self.limit = self.chosen = 0
         self.proposals: list[Proposal | None] = [None] * num_sources
+        self.match_lens = [0] * num_sources
+
+    def fits(self, row: DraftRow) -> bool:
+        return self.length == len(row.token_ids) and self.limit >= row.num_draft_tokens
 
 
 class CombinedDrafter(Drafter):
@@ -110,25 +121,34 @@ class CombinedDrafter(Drafter):
         self.makes_trees = any(source.makes_trees for source in sources)
         self.num_top_tokens = max(source.num_top_tokens for source in sources)
         self.stochastic = any(source.stochastic for source in sources)
-        self.instant = all(source.instant for source in sources)
         self.rolls_back = all(source.rolls_back for source in sources)
+        self._seen = [not source.stochastic and not source.cost for source in sources]
         self._states: dict[int, _State] = {}
 
+    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+        self._look(rows)
+        offers = []
+        for row in rows:
+            state = self._states[row.sequence_id]
+            index = state.chosen
+            proposal, name = state.proposals[index], self.names[index]
+            if proposal is None:
+                offers.append(Offer(min(self.limits[index], row.num_draft_tokens), source=name))
+            else:
+                offers.append(Offer(len(proposal.token_ids), state.match_lens[index], name, is_free=True))
+        return offers
+
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
-        states = [self._states.setdefault(row.sequence_id, _State(len(self.sources))) for row in rows]
-        for row, state in zip(rows, states, strict=True):
-            state.length, state.proposals = len(row.token_ids), [None] * len(self.sources)
-        for index, source in enumerate(self.sources):
-            if not source.stochastic:
-                able = [i for i, row in enumerate(rows) if self._may_draft(index, row)]
-                self._ask(index, [rows[i] for i in able], [states[i] for i in able])
-        for row, state in zip(rows, states, strict=True):
-            state.chosen = self._choose(row, state)
-        for index, source in enumerate(self.sources):
-            if source.stochastic:
-                picked = [i for i, state in enumerate(states) if state.chosen == index]
+        self._look([row for row in rows if not self._state(row).fits(row)])
+        states = [self._states[row.sequence_id] for row in rows]
+        for index, seen in enumerate(self._seen):
+            if not seen:
+                picked = [i for i, state in enumerate(states) if state.chosen == index and rows[i].num_draft_tokens]
                 self._ask(index, [rows[i] for i in picked], [states[i] for i in picked])
-        return _joined([state.proposals[state.chosen] for state in states])
+        for state in states:
+            state.limit = -1
+        chosen = [state.proposals[state.chosen] or Proposal([], [], []) for state in states]
+        return _joined([each.first(row.num_draft_tokens) for each, row in zip(chosen, rows, strict=True)])
 
     def observe_pass(self, judged: JudgedDraft) -> None:
         for source in self.sources:
@@ -161,6 +181,25 @@ class CombinedDrafter(Drafter):
     def close(self) -> None:
         for source in self.sources:
             source.close()
+
+    def _look(self, rows: Sequence[DraftRow]) -> None:
+        """Let the sources that may be looked at draft for each row, and choose one for it."""
+        states = [self._state(row) for row in rows]
+        for row, state in zip(rows, states, strict=True):
+            state.length, state.limit = len(row.token_ids), row.num_draft_tokens
+            state.proposals = [None] * len(self.sources)
+        for index, source in enumerate(self.sources):
+            if self._seen[index]:
+                able = [i for i, row in enumerate(rows) if self._may_draft(index, row)]
+                asked = [_limited(rows[i], self.limits[index]) for i in able]
+                self._ask(index, asked, [states[i] for i in able])
+                for i, offer in zip(able, source.offers(asked), strict=True):
+                    states[i].match_lens[index] = offer.match_len
+        for row, state in zip(rows, states, strict=True):
+            state.chosen = self._choose(row, state)
+
+    def _state(self, row: DraftRow) -> _State:
+        return self._states.setdefault(row.sequence_id, _State(len(self.sources)))
 
     def _ask(self, index: int, rows: Sequence[DraftRow], states: Sequence[_State]) -> None:
         if rows:
@@ -202,9 +241,8 @@ def _rows_of(draft: Draft) -> list[Proposal]:
     return proposals
 
 
-def _joined(rows: Sequence[Proposal | None]) -> Draft:
+def _joined(proposals: Sequence[Proposal]) -> Draft:
     """One draft of all rows. If one was drawn, the others are said to be drawn from a law with one token."""
-    proposals = [row or Proposal([], [], []) for row in rows]
     drawn = next((row.probs for row in proposals if row.probs is not None), None)
     probs = None
     if drawn is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from foredraft.config import SpeculativeConfig
-from foredraft.drafters.base import Drafter, DraftRow, chain_draft
+from foredraft.drafters.base import Drafter, DraftRow, Offer, chain_draft
 from foredraft.types import Draft
 
 LONGEST_SUFFIX = 32
@@ -28,6 +28,9 @@ class PredictionCursor:
     While the answer follows the prediction, so does the pointer. When it departs, the pointer stays, and every step
     looks for the longest suffix of the answer at or behind it, the nearest one of several. A place is a guess until
     some tokens agree there; only then does the pointer move, so a wrong guess loses nothing.
+
+    Attributes:
+        num_agreeing: tokens before the place where the answer is thought to go on which are those of the answer.
     """
 
     def __init__(self, prediction: Sequence[int]):
@@ -37,17 +40,17 @@ class PredictionCursor:
         self._places = dict(zip(tokens.tolist(), np.split(order, first[1:]), strict=True))
         self._pointer = 0
         self._next: int | None = 0  # where the answer is thought to go on; None: nowhere
-        self._agreeing = 0  # tokens before that place which are those of the answer
+        self.num_agreeing = 0
 
     def advance(self, answer: Sequence[int], num_new: int) -> None:
         """Follow the last ``num_new`` tokens of the answer."""
         for end in range(len(answer) - num_new + 1, len(answer) + 1):
             at = self._next
             if at is not None and at < len(self._prediction) and self._prediction[at] == answer[end - 1]:
-                self._next, self._agreeing = at + 1, self._agreeing + 1
+                self._next, self.num_agreeing = at + 1, self.num_agreeing + 1
             else:
                 self._find(answer[max(0, end - LONGEST_SUFFIX) : end])
-            if self._next is not None and self._agreeing >= SURE_AFTER:
+            if self._next is not None and self.num_agreeing >= SURE_AFTER:
                 self._pointer = self._next
 
     def continuation(self, num_tokens: int) -> list[int]:
@@ -61,23 +64,27 @@ class PredictionCursor:
         """Go behind the longest match of the end of ``suffix``, the nearest at or behind the pointer."""
         places = self._places.get(suffix[-1], np.empty(0, dtype=np.int64))
         places = places[np.searchsorted(places, self._pointer) :]
-        self._next, self._agreeing = None, 0
+        self._next, self.num_agreeing = None, 0
         while len(places):
-            self._next, self._agreeing = int(places[0]) + 1, self._agreeing + 1
-            if self._agreeing == len(suffix):
+            self._next, self.num_agreeing = int(places[0]) + 1, self.num_agreeing + 1
+            if self.num_agreeing == len(suffix):
                 break
-            places = places[places >= self._agreeing]
-            places = places[self._prediction[places - self._agreeing] == suffix[-1 - self._agreeing]]
+            places = places[places >= self.num_agreeing]
+            places = places[self._prediction[places - self.num_agreeing] == suffix[-1 - self.num_agreeing]]
 
 
 class PredictionDrafter(Drafter):
     """Drafts what the request's prediction says comes next; requests without one get no draft. Deterministic."""
 
-    instant = True
-
     def __init__(self) -> None:
         self._cursors: dict[int, PredictionCursor] = {}
         self._known: dict[int, int] = {}  # tokens of the text that a cursor has seen; the prompt at first
+
+    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
+        counts = [len(self._continuation(row)) for row in rows]
+        cursors = [self._cursors.get(row.sequence_id) for row in rows]
+        agreeing = [cursor.num_agreeing if cursor else 0 for cursor in cursors]
+        return [Offer(count, match_len, is_free=True) for count, match_len in zip(counts, agreeing, strict=True)]
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         return chain_draft([self._continuation(row) for row in rows])

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from foredraft.engine.scheduler import ScheduledRow
 from foredraft.engine.sequence import Sequence
-from foredraft.policy import RowOutcome, StepOutcome
+from foredraft.policy import PlanRow, RowOutcome, StepOutcome
 from foredraft.types import Draft, Verdict
+
+Planned = tuple[PlanRow, int]
+"""What a policy was told of a row, and the draft tokens that were planned for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +48,28 @@ def share_seconds(rows: Seq[ScheduledRow[Sequence]], seconds: StepSeconds) -> No
 
 def step_outcome(
     rows: Seq[ScheduledRow[Sequence]],
-    plan: Seq[int],
+    planned: Seq[Planned],
     draft: Draft,
     verdicts: Seq[Verdict],
     seconds: StepSeconds,
 ) -> StepOutcome:
     """What the policy is told of a step."""
-    complete = [row.sequence for row in rows if row.completes]
     counts = iter(draft.num_draft_tokens)
     fed = [row.num_tokens + (next(counts) if row.completes else 0) for row in rows]
     lengths = [len(row.sequence.token_ids) for row in rows]
     return StepOutcome(
         rows=[
             RowOutcome(
-                sequence.sequence_id,
-                sequence.request.route,
-                planned=plan[i],
-                num_draft_tokens=draft.num_draft_tokens[i],
-                path=verdicts[i].path,
+                row.sequence_id,
+                row.route,
+                count,
+                draft.num_draft_tokens[i],
+                verdicts[i].path,
+                row.match_len,
+                row.source,
+                row.is_free,
             )
-            for i, sequence in enumerate(complete)
+            for i, (row, count) in enumerate(planned)
         ],
         num_rows=len(rows),
         num_tokens=sum(fed),

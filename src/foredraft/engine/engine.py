@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from foredraft.config import SpeculativeConfig
-from foredraft.drafters import Drafter, DraftRow, JudgedDraft
-from foredraft.engine.accounting import StepSeconds, share_seconds, step_outcome
+from foredraft.drafters import Drafter, DraftRow, JudgedDraft, Offer
+from foredraft.engine.accounting import Planned, StepSeconds, share_seconds, step_outcome
 from foredraft.engine.delivery import deliver
 from foredraft.engine.detokenize import Detokenizer
 from foredraft.engine.memory import CacheMemory
@@ -157,7 +157,7 @@ class Engine:
         if not rows:
             return []
         complete = [row.sequence for row in rows if row.completes]
-        plan, draft, draft_s = self._draft(schedule, complete)
+        planned, draft, draft_s = self._draft(schedule, complete)
         drafted = time.perf_counter()
         features = HiddenStates(self.drafter.feature_layers) if self.drafter.feature_layers else None
         logits = self.target.forward(self._pass_rows(rows, draft), features)
@@ -172,7 +172,7 @@ class Engine:
         self._tell_drafter(rows, verdicts, features)
         seconds = StepSeconds.between(started, drafted, passed, verified, time.perf_counter(), draft_s)
         share_seconds(rows, seconds)
-        self._account(step_outcome(rows, plan, draft, verdicts, seconds))
+        self._account(step_outcome(rows, planned, draft, verdicts, seconds))
         self._retire(complete)
         return outputs
 
@@ -225,29 +225,34 @@ class Engine:
             sequence.admitted_s = sequence.admitted_s or time.perf_counter()
         return self.scheduler.schedule()
 
-    def _draft(self, schedule: Schedule[Sequence], complete: list[Sequence]) -> tuple[list[int], Draft, float]:
-        """Draft tokens for the rows that will get logits: how many are planned, which, and the drafter's seconds."""
-        limits = [s.draft_limit for s in complete]
-        if not self.drafter.instant:
-            plan = self._plan(schedule, complete, limits)
-            return plan, *self._propose(complete, plan)
-        draft, draft_s = self._propose(complete, limits)
-        plan = self._plan(schedule, complete, draft.num_draft_tokens)
-        return plan, draft.first(plan), draft_s
+    def _draft(self, schedule: Schedule[Sequence], complete: list[Sequence]) -> tuple[list[Planned], Draft, float]:
+        """Draft for the rows that will get logits: what was planned, the draft, and the drafter's seconds."""
+        started = time.perf_counter()
+        offers = self.drafter.offers([_draft_row(s, s.draft_limit) for s in complete])
+        offered = time.perf_counter()
+        planned = self._plan(schedule, complete, offers)
+        counts = [count for _, count in planned]
+        begun = time.perf_counter()
+        draft = self.drafter.propose([_draft_row(s, n) for s, n in zip(complete, counts, strict=True)])
+        return planned, draft, time.perf_counter() - begun + offered - started
 
-    def _plan(self, schedule: Schedule[Sequence], complete: list[Sequence], limits: list[int]) -> list[int]:
+    def _plan(self, schedule: Schedule[Sequence], complete: list[Sequence], offers: list[Offer]) -> list[Planned]:
         """Draft tokens of each row, within what the step may feed."""
         rows = [
-            PlanRow(s.sequence_id, limit, len(s.token_ids), s.request.route)
-            for s, limit in zip(complete, limits, strict=True)
+            PlanRow(
+                s.sequence_id,
+                offer.num_draft_tokens,
+                len(s.token_ids),
+                s.request.route,
+                offer.match_len,
+                offer.source,
+                offer.is_free,
+            )
+            for s, offer in zip(complete, offers, strict=True)
         ]
         num_other_tokens = sum(row.num_tokens for row in schedule.rows) - len(rows)
-        return trim(self.policy.plan(rows, num_other_tokens), schedule.num_draft_tokens)
-
-    def _propose(self, complete: list[Sequence], counts: list[int]) -> tuple[Draft, float]:
-        started = time.perf_counter()
-        draft = self.drafter.propose([_draft_row(s, n) for s, n in zip(complete, counts, strict=True)])
-        return draft, time.perf_counter() - started
+        counts = trim(self.policy.plan(rows, num_other_tokens), schedule.num_draft_tokens)
+        return list(zip(rows, counts, strict=True))
 
     def _pass_rows(self, rows: list[Row], draft: Draft) -> list[PassRow]:
         """The tokens that each row feeds: its pending ones and, if that completes it, its draft."""

@@ -3,7 +3,10 @@
 Asked for n draft tokens, a drafter may come back with fewer or none (nothing was found to copy), and of those that
 come some are accepted. Kept are, for each n, how often an n-th token came and how often it was accepted. A sequence's
 own counts fade; to them comes what its route (requests of one kind) has shown, as if it were a few trials more, so
-that the first steps of a sequence are already sensible.
+that the first steps of a sequence are already sensible. Each source of a combination has counts of its own.
+
+A copy that was found before the plan tells how many tokens before its place agree with the end of the text. Its n-th
+token then counts as one behind so many and n - 1 more, for those before it have to be right: as the (agreeing + n)-th.
 
 In a chain the n-th token can only be accepted if those before it were, so rates are kept of drafts that got so far. In
 a tree grown best first the n-th node adds to what the smaller tree would have had accepted exactly if it lies on the
@@ -21,8 +24,10 @@ from operator import mul
 
 from foredraft.policy.base import PlanRow, RowOutcome
 
-NUM_UNITS = 64
-"""Draft tokens told apart: as many as a draft may have."""
+MOST_AGREEING = 8
+"""Tokens that agree before a copy, told apart."""
+NUM_UNITS = 64 + MOST_AGREEING
+"""Draft tokens told apart: as many as a draft may have, behind as many agreeing ones."""
 DECAY = 0.95
 """Of a sequence's counts, each time it had a draft."""
 IDLE_DECAY = 0.98
@@ -62,10 +67,12 @@ class Counts:
     def add(self, row: RowOutcome, *, tree: bool) -> None:
         """A trial of each unit that was planned."""
         drafted, accepted = row.num_draft_tokens, row.num_accepted
-        self._count(self.asked, range(min(row.planned, drafted + 1)))
-        self._count(self.found, range(drafted))
-        self._count(self.judged, range(row.planned if tree else min(row.planned, accepted + 1)))
-        self._count(self.accepted, row.path if tree else range(accepted))
+        first = 0 if tree else min(row.match_len, MOST_AGREEING)
+        self._count(self.asked, range(first, first + min(row.planned, drafted + 1)))
+        self._count(self.found, range(first, first + drafted))
+        judged = row.planned if tree else min(row.planned, accepted + 1)
+        self._count(self.judged, range(first, first + judged))
+        self._count(self.accepted, row.path if tree else range(first, first + accepted))
 
     def found_rates(self, prior: Sequence[float], trials: float) -> list[float]:
         """By unit, with so many trials of the prior's rates."""
@@ -92,33 +99,36 @@ class AcceptanceBook:
 
     def __init__(self, *, trees: bool = False):
         self._trees = trees
-        self._sequences: defaultdict[int, Counts] = defaultdict(Counts)
-        self._routes: defaultdict[str, Counts] = defaultdict(Counts)
+        self._sequences: defaultdict[int, dict[str, Counts]] = defaultdict(dict)
+        self._routes: defaultdict[tuple[str, str], Counts] = defaultdict(Counts)
         self._nobody = Counts()
 
     def observe(self, rows: Sequence[RowOutcome]) -> None:
         """Drafts were judged; what is known of a row for which none was planned gets old."""
         for row in rows:
+            own = self._sequences[row.sequence_id]
             if row.planned:
-                own, shared = self._sequences[row.sequence_id], self._routes[row.route]
-                for counts, decay in ((own, DECAY), (shared, ROUTE_DECAY)):
-                    counts.fade(decay)
-                    counts.add(row, tree=self._trees)
-            elif row.sequence_id in self._sequences:
-                self._sequences[row.sequence_id].fade(IDLE_DECAY)
+                counts = own.setdefault(row.source, Counts())
+                for each, decay in ((counts, DECAY), (self._routes[row.route, row.source], ROUTE_DECAY)):
+                    each.fade(decay)
+                    each.add(row, tree=self._trees)
+            elif row.source in own:
+                own[row.source].fade(IDLE_DECAY)
 
     def forget(self, sequence_id: int) -> None:
         self._sequences.pop(sequence_id, None)
 
     def expected(self, rows: Sequence[PlanRow], num_units: int) -> tuple[list[list[float]], list[list[float]]]:
         """``[B, num_units]`` each: the chance that an n-th draft token is accepted, and that it is there at all."""
-        priors = {route: self._route_rates(route, num_units) for route in {row.route for row in rows}}
+        firsts = [0 if self._trees else min(row.match_len, MOST_AGREEING) for row in rows]
+        last = num_units + max(firsts, default=0)
+        priors = {key: self._route_rates(key, last) for key in {(row.route, row.source) for row in rows}}
         chances, found = [], []
-        for row in rows:
-            own = self._sequences.get(row.sequence_id, self._nobody)
-            accepted_prior, found_prior = priors[row.route]
-            rates = own.accepted_rates(accepted_prior, ROUTE_TRIALS)
-            there = list(accumulate(own.found_rates(found_prior, ROUTE_TRIALS), mul))
+        for row, first in zip(rows, firsts, strict=True):
+            own = self._sequences.get(row.sequence_id, {}).get(row.source, self._nobody)
+            accepted_prior, found_prior = priors[row.route, row.source]
+            rates = own.accepted_rates(accepted_prior, ROUTE_TRIALS)[first : first + num_units]
+            there = list(accumulate(own.found_rates(found_prior, ROUTE_TRIALS)[first : first + num_units], mul))
             chances.append(list(map(min, rates if self._trees else accumulate(rates, mul), there)))
             found.append(there)
         return chances, found
@@ -127,9 +137,9 @@ class AcceptanceBook:
         """Chance that draft tokens 1 .. ``length`` of one sequence are accepted."""
         return self.expected([PlanRow(sequence_id, length, 0, route)], length)[0][0]
 
-    def _route_rates(self, route: str, num_units: int) -> tuple[list[float], list[float]]:
+    def _route_rates(self, key: tuple[str, str], num_units: int) -> tuple[list[float], list[float]]:
         """Rates of acceptance and of being found, with those of the other units as prior."""
-        counts = self._routes.get(route, self._nobody)
+        counts = self._routes.get(key, self._nobody)
         if self._trees:
             accepted = counts.accepted_rates(self._tree_prior(counts, num_units), FIRST_TRIALS)
         else:

@@ -16,19 +16,26 @@ class PlanRow:
             output less the token that verification always adds.
         context_len: tokens that its pass attends to.
         route: the caller's label for requests of one kind; they share what is known of acceptance.
+        match_len: of a copy that is known already, how many tokens before its place agree with the end of the text.
+        source: what drafts for it, where several can.
+        is_free: drafting takes no time worth planning for.
     """
 
     sequence_id: int
     limit: int
     context_len: int
     route: str
+    match_len: int = 0
+    source: str = ""
+    is_free: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
     """What became of a row's draft: tokens planned, tokens drafted (nodes of a tree), and which were accepted.
 
-    ``path`` holds the indices of the accepted draft tokens; of a chain they are the first ones.
+    ``path`` holds the indices of the accepted draft tokens; of a chain they are the first ones. The rest is as in the
+    :class:`PlanRow`.
     """
 
     sequence_id: int
@@ -36,6 +43,9 @@ class RowOutcome:
     planned: int
     num_draft_tokens: int
     path: Sequence[int]
+    match_len: int = 0
+    source: str = ""
+    is_free: bool = False
 
     @property
     def num_accepted(self) -> int:

@@ -159,6 +159,7 @@ class StepCost:
         self,
         num_rows: int,
         num_draft_tokens: Floats,
+        num_made: Floats,
         longest: Floats,
         num_pairs: Floats,
         num_keys: int,
@@ -168,7 +169,8 @@ class StepCost:
 
         Args:
             num_draft_tokens: of all rows together.
-            longest: draft of any row.
+            num_made: of these, all whose drafting takes time.
+            longest: draft of any row whose drafting takes time.
             num_pairs: sum over rows of tokens fed times context.
             num_keys: sum over rows of the context.
             num_other_tokens: of prompts in the same pass.
@@ -177,12 +179,13 @@ class StepCost:
         passed = self.passes.seconds(num_rows, num_logits + num_other_tokens, num_keys, num_pairs)
         once, step, token = self._draft.seconds
         rest, logits = self._rest.seconds
-        drafted = once * (longest > 0) + step * longest + token * num_draft_tokens
+        drafted = once * (longest > 0) + step * longest + token * num_made
         total: Floats = passed + drafted + rest + logits * num_logits
         return total
 
-    def observe_rest(self, longest: int, num_draft_tokens: int, num_logits: int, draft_s: float, rest_s: float) -> None:
-        """Seconds of drafting, and of verification and all else, of a step that planned ``longest`` draft tokens."""
+    def observe_rest(self, longest: int, num_made: int, num_logits: int, draft_s: float, rest_s: float) -> None:
+        """Seconds of drafting, and of verification and all else; where no draft took time, that of drafting is spent in
+        every step, whatever is planned."""
         if longest:
-            self._draft.observe([1, longest, num_draft_tokens], draft_s)
-        self._rest.observe([1, num_logits], rest_s)
+            self._draft.observe([1, longest, num_made], draft_s)
+        self._rest.observe([1, num_logits], rest_s if longest else rest_s + draft_s)

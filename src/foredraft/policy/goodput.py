@@ -70,7 +70,7 @@ class GoodputPolicy:
         self.cost = cost
         self.acceptance = AcceptanceBook(trees=trees)
         self.forecast: Forecast | None = None
-        self._probes: dict[str, _Probe] = {}
+        self._probes: dict[tuple[str, str], _Probe] = {}
         self._gap, self._since_plain = FIRST_GAP, 0
 
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
@@ -98,11 +98,11 @@ class GoodputPolicy:
         self.cost.passes.observe(step.num_rows, step.num_tokens, step.num_keys, step.num_pairs, step.target_s)
         if not step.rows:
             return
-        longest = max(row.planned for row in step.rows)
-        num_draft_tokens = sum(row.num_draft_tokens for row in step.rows)
-        rest_s = step.verify_s + step.host_s
-        self.cost.observe_rest(longest, num_draft_tokens, len(step.rows) + num_draft_tokens, step.draft_s, rest_s)
-        if not longest and self._since_plain >= self._gap:
+        made = [row for row in step.rows if not row.is_free]
+        longest, num_made = max((row.planned for row in made), default=0), sum(row.num_draft_tokens for row in made)
+        num_logits = len(step.rows) + sum(row.num_draft_tokens for row in step.rows)
+        self.cost.observe_rest(longest, num_made, num_logits, step.draft_s, step.verify_s + step.host_s)
+        if not any(row.planned for row in step.rows) and self._since_plain >= self._gap:
             self._compare(step)
 
     def forget(self, sequence_id: int) -> None:
@@ -117,13 +117,14 @@ class GoodputPolicy:
         whose, unit = whose[order], unit[order]
         drafted = found[whose, unit]
         num_keys = int(contexts.sum())
-        longest = np.concatenate([[0.0], np.maximum.accumulate(unit + 1.0)])
+        takes_time = np.array([not row.is_free for row in rows])[whose]
+        longest = np.concatenate([[0.0], np.maximum.accumulate((unit + 1.0) * takes_time)])
         pairs = num_keys + _sums(drafted * contexts[whose])
-        drafted = _sums(drafted)
-        seconds = self.cost.seconds(len(rows), drafted, longest, pairs, num_keys, num_other_tokens)
+        made, drafted = _sums(drafted * takes_time), _sums(drafted)
+        seconds = self.cost.seconds(len(rows), drafted, made, longest, pairs, num_keys, num_other_tokens)
         prompts_s = 0.0
         if num_other_tokens:
-            alone = self.cost.seconds(len(rows), drafted[:1], longest[:1], pairs[:1], num_keys, 0)
+            alone = self.cost.seconds(len(rows), drafted[:1], made[:1], longest[:1], pairs[:1], num_keys, 0)
             prompts_s = float(seconds[0] - alone[0])
         return _Options(whose, len(rows) + _sums(chances[whose, unit]), seconds, prompts_s)
 
@@ -137,19 +138,19 @@ class GoodputPolicy:
 
     def _probing(self, rows: Sequence[PlanRow], lengths: Sequence[int], step_s: float, token_s: float) -> list[int]:
         """One row of each route that has had no drafts for long enough, another one each time."""
-        members: dict[str, list[int]] = {}
+        members: dict[tuple[str, str], list[int]] = {}
         drafting = set()
         for at, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             if length:
-                drafting.add(row.route)
+                drafting.add((row.route, row.source))
             elif row.limit:
-                members.setdefault(row.route, []).append(at)
-        for route in drafting:
-            self._probes.pop(route, None)
-            members.pop(route, None)
+                members.setdefault((row.route, row.source), []).append(at)
+        for key in drafting:
+            self._probes.pop(key, None)
+            members.pop(key, None)
         chosen = []
-        for route, places in members.items():
-            probe = self._probes.setdefault(route, _Probe())
+        for key, places in members.items():
+            probe = self._probes.setdefault(key, _Probe())
             probe.saved_s += probe.share * step_s
             if probe.saved_s >= token_s:
                 probe.saved_s, probe.share = 0.0, max(probe.share / 2, LAST_SHARE)

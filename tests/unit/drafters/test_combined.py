@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foredraft.drafters import Drafter, DraftRow, JudgedDraft
+from foredraft.drafters import Drafter, DraftRow, JudgedDraft, Offer
 from foredraft.drafters.base import chain_draft, tree_draft
 from foredraft.drafters.combined import CombinedDrafter, Proposal, Record, prior_path_probs
+from foredraft.drafters.ngram import NGramDrafter
 from foredraft.sampling import SamplingRow
 from foredraft.types import SamplingParams
 from foredraft.verify import rejection
@@ -318,3 +319,19 @@ def test_a_row_may_name_who_drafts_for_it():
     assert lookup.asked == [[(0, 3), (2, 3)]]
     assert model.asked == [[(1, 3)]]
     assert drafter.cost == 0.1
+
+
+def test_offers_say_who_would_draft_before_anything_is_drawn():
+    """What was found to copy is offered, else the model's draft; a shorter draft than offered is cut from it, and the
+    next one is looked for anew."""
+    lookup, model = NGramDrafter(1, 4), Fixed([7, 8, 9], stochastic=True, cost=0.1)
+    drafter = CombinedDrafter([lookup, model], [16, 2], ["ngram", "draft_model"])
+    copied, new = [1, 2, 3, 4, 5, 9, 1, 2, 3, 4], [1, 2, 3]
+    rows = [row(copied, 4, 0), row(new, 4, 1)]
+    assert drafter.offers(rows) == [Offer(4, 4, "ngram", is_free=True), Offer(2, 0, "draft_model")]
+    assert model.asked == []
+    draft = drafter.propose([row(copied, 1, 0), row(new, 0, 1)])
+    assert draft.token_ids.tolist() == [[5], [0]]
+    assert draft.num_draft_tokens == [1, 0]
+    assert model.asked in ([], [[]])
+    assert drafter.propose([row([*copied, 5], 2, 0), row([*new, 6], 2, 1)]).token_ids.tolist() == [[9, 1], [7, 8]]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foredraft.drafters import DraftRow
-from foredraft.drafters.ngram import NGramDrafter, NGramIndex
+from foredraft.drafters import DraftRow, Offer
+from foredraft.drafters.ngram import LONGEST_MATCH, NGramDrafter, NGramIndex, copy_probs
 from foredraft.sampling import SamplingRow
 from foredraft.types import SamplingParams
 
@@ -23,14 +23,17 @@ def lookup(tokens, min_n, max_n, k):
         if ends:
             latest_fits = ends[-1] + k <= len(tokens)
             end = ends[-1] if latest_fits else ends[0]
-            return tokens[end : end + k]
-    return []
+            agreeing = [
+                m for m in range(min(end, LONGEST_MATCH) + 1) if tokens[end - m : end] == tokens[len(tokens) - m :]
+            ]
+            return tokens[end : end + k], 0 if n == 1 and len(ends) > 1 else max(agreeing)
+    return [], 0
 
 
 def drafted(tokens, min_n, max_n, k):
     index = NGramIndex(min_n, max_n)
     index.extend(tokens)
-    return index.continuation(k)
+    return index.continuation(k)[0]
 
 
 def row(sequence_id, tokens, k):
@@ -86,6 +89,16 @@ def test_the_index_is_the_search(tokens, cuts, min_n, more, k):
         at = min(at + cut, len(tokens))
         index.extend(tokens[:at])
         assert index.continuation(k) == lookup(tokens[:at], min_n, min_n + more, k)
+
+
+def test_a_draft_says_how_well_its_place_agrees():
+    """Three tokens of the first text; one of the second, which stood at two places; nothing found in the third."""
+    rows = [row(1, HISTORY, 3), row(2, [7, 1, 7, 2, 7], 2), row(3, [1, 2], 2)]
+    drafter = NGramDrafter(1, 2)
+    assert drafter.offers(rows) == [Offer(3, 3, is_free=True), Offer(2, 0, is_free=True), Offer(0, 0, is_free=True)]
+    assert drafter.propose(rows).path_probs == [copy_probs(3, 3), copy_probs(0, 2), []]
+    assert copy_probs(3, 2)[1] / copy_probs(3, 2)[0] == pytest.approx(copy_probs(4, 1)[0])
+    assert copy_probs(3, 1) > copy_probs(2, 1) > copy_probs(1, 1) > copy_probs(0, 1)
 
 
 def test_rows_are_kept_apart():

@@ -78,6 +78,35 @@ def test_a_draft_that_comes_back_empty_counts_as_no_gain_and_no_cost():
     assert all(chance <= there for chance, there in zip(chances, found, strict=True))
 
 
+def test_a_copy_is_worth_what_copies_from_such_places_were():
+    """A first token behind one agreeing token is never right and behind two always: known of the route, and of any
+    place of the draft."""
+    book = AcceptanceBook()
+    for _ in range(40):
+        book.observe([RowOutcome(1, "a", 3, 3, (), match_len=0), RowOutcome(2, "a", 3, 3, range(3), match_len=2)])
+    (weak, sure, grown), _ = book.expected(
+        [PlanRow(i, 2, 100, "a", match_len) for i, match_len in enumerate((0, 2, 3))], 2
+    )
+    assert weak[0] < 0.2
+    assert min(sure) > 0.8
+    assert min(grown) > 0.8
+    most = [PlanRow(9, 64, 100, "a", 1000)]
+    assert len(book.expected(most, 64)[0][0]) == 64
+
+
+def test_sources_of_a_combination_are_told_apart():
+    """In the same sequence one source is always right and the other never."""
+    book = AcceptanceBook()
+    for _ in range(30):
+        book.observe([RowOutcome(1, "a", 2, 2, range(2), source="ngram"), RowOutcome(1, "a", 2, 2, (), source="mtp")])
+    for sequence_id in (1, 2):
+        rows = [PlanRow(sequence_id, 2, 100, "a", source=source) for source in ("ngram", "mtp")]
+        (right, wrong), _ = book.expected(rows, 2)
+        assert right[0] > 0.8
+        assert wrong[0] < 0.3
+    book.forget(1)
+
+
 def test_nodes_of_a_tree_are_counted_each_for_itself():
     """The path goes through the nodes 0 and 3, or through 1 alone: a budget of 2 is worth 1, one of 4 is worth 1.5."""
     book = AcceptanceBook(trees=True)

@@ -174,6 +174,25 @@ def test_a_tree_is_as_large_as_its_nodes_are_worth(worth: list[float], low: int,
     assert low <= mean(planned[100:]) <= high
 
 
+def test_copies_are_drafted_where_a_model_s_drafts_do_not_pay():
+    """Two sources in one batch, all drafts accepted; the model takes longer for a token than the target for a pass."""
+    policy = GoodputPolicy(StepCost(TABLE))
+    rows = [PlanRow(0, 4, CONTEXT, "a", source="model"), PlanRow(1, 4, CONTEXT, "a", 3, "ngram", is_free=True)]
+    made = copied = 0
+    for step in range(120):
+        plan = policy.plan(rows, 0)
+        if step >= 60:
+            made, copied = made + plan[0], copied + plan[1]
+        outcomes = [
+            RowOutcome(row.sequence_id, row.route, count, count, range(count), row.match_len, row.source, row.is_free)
+            for row, count in zip(rows, plan, strict=True)
+        ]
+        fed = 2 + sum(plan)
+        policy.observe(StepOutcome(outcomes, 2, fed, 2 * CONTEXT, fed * CONTEXT, 0.1 * plan[0], 0.014, 5e-4, 5e-4))
+    assert made <= 6
+    assert copied > 200
+
+
 def test_limits_are_kept():
     policy = controller()
     rows = [PlanRow(0, 0, CONTEXT, "a"), PlanRow(1, 1, CONTEXT, "a"), PlanRow(2, LIMIT, CONTEXT, "a")]
