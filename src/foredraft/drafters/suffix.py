@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.config import EngineConfig, SpeculativeConfig
-from foredraft.drafters.base import Drafter, DraftRow, tree_draft
+from foredraft.drafters.base import Drafter, DraftRow, Offer, tree_draft
 from foredraft.drafters.context_tree import Context, ContextTree
 from foredraft.drafters.response_store import ResponseStore
 from foredraft.drafters.tree import DraftTree, grow_tree
@@ -50,12 +50,13 @@ class SuffixRule:
     depth: int | None = None
 
 
-def best_candidate(tree: ContextTree, text: Sequence[int], max_tokens: int, rule: SuffixRule) -> Candidate:
-    """The candidate with the highest score, among equals that of the longest suffix (Oliaro et al., algorithm 1).
+def best_candidate(tree: ContextTree, text: Sequence[int], max_tokens: int, rule: SuffixRule) -> tuple[Candidate, int]:
+    """The candidate with the highest score, among equals that of the longest suffix (Oliaro et al., algorithm 1), and
+    the length of its suffix.
 
     A suffix is not followed up if even its first token, as often as it may be repeated, can't win.
     """
-    best = Candidate()
+    best, match_len = Candidate(), 0
     recent = list(text[-tree.max_depth :])
     for length, context in reversed(tree.matches(recent)):
         budget = min(max_tokens, int(length * rule.max_spec_factor + 1e-6))
@@ -63,8 +64,8 @@ def best_candidate(tree: ContextTree, text: Sequence[int], max_tokens: int, rule
             grow = likeliest_tree if rule.width > 1 else likeliest_path
             found = grow(tree, recent, length, budget, rule)
             if found.expected_len > best.expected_len:
-                best = found
-    return best
+                best, match_len = found, length
+    return best, match_len
 
 
 def likeliest_path(tree: ContextTree, text: list[int], length: int, max_tokens: int, rule: SuffixRule) -> Candidate:
@@ -140,8 +141,12 @@ class SuffixDrafter(Drafter):
         self.makes_trees = rule.width > 1
         self._texts: dict[int, _Text] = {}
 
-    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+    def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
         found = [self._candidate(row) for row in rows]
+        return [Offer(len(each.token_ids), match_len, is_free=True) for each, match_len in found]
+
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        found = [self._candidate(row)[0] for row in rows]
         return tree_draft(
             [each.token_ids for each in found],
             [each.parents for each in found],
@@ -161,16 +166,16 @@ class SuffixDrafter(Drafter):
         if self.responses is not None:
             self.responses.save()
 
-    def _candidate(self, row: DraftRow) -> Candidate:
+    def _candidate(self, row: DraftRow) -> tuple[Candidate, int]:
         text = self._texts.get(row.sequence_id)
         if text is None:  # the first draft of a request: all of its text is prompt
             text = self._texts[row.sequence_id] = _Text(self.max_tree_depth, len(row.token_ids))
         text.extend(row.token_ids)
         own = best_candidate(text.tree, row.token_ids, row.num_draft_tokens, self.rule)
-        if self.responses is None or own.expected_len >= row.num_draft_tokens:
+        if self.responses is None or own[0].expected_len >= row.num_draft_tokens:
             return own
         other = best_candidate(self.responses.tree, row.token_ids, row.num_draft_tokens, self.rule)
-        return other if other.expected_len > own.expected_len else own
+        return other if other[0].expected_len > own[0].expected_len else own
 
 
 def build(speculative: SpeculativeConfig, config: EngineConfig, target: TargetModel, tokenizer: Any) -> Drafter:

@@ -83,7 +83,7 @@ def test_the_candidate_is_that_of_the_definition(texts, depth, k, factor, min_pr
         tree.begin_text()
         tree.extend(text)
     rule = SuffixRule(max_spec_factor=factor, min_token_prob=min_prob)
-    found = best_candidate(tree, texts[-1], k, rule)
+    found, match_len = best_candidate(tree, texts[-1], k, rule)
     tokens, probs = best_by_search(texts, texts[-1], k, depth, rule)
     assert found.expected_len == pytest.approx(sum(probs))
     if found.token_ids != tokens:  # another suffix with the same score
@@ -93,6 +93,11 @@ def test_the_candidate_is_that_of_the_definition(texts, depth, k, factor, min_pr
         ]
         assert found.token_ids in [path for path, p in candidates if sum(p) == pytest.approx(sum(probs))]
     assert len(found.probs) == len(found.token_ids) <= k
+    if found.token_ids:
+        assert places(texts, texts[-1][-match_len:])
+        assert len(found.token_ids) <= match_len * factor
+    else:
+        assert match_len == 0
 
 
 def tree_after(texts, text, length, budget, depth, rule):
@@ -185,7 +190,7 @@ def test_the_oldest_response_leaves_first():
     for response in ([1, 2], [1, 3], [1, 3, 4]):
         store.add(response)
     assert len(store) == 2
-    assert best_candidate(store.tree, [1], 4, RULE).probs == [1.0]
+    assert best_candidate(store.tree, [1], 4, RULE)[0].probs == [1.0]
 
 
 def test_a_store_is_saved_and_loaded(tmp_path):
