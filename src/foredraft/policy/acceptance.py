@@ -74,12 +74,12 @@ class Counts:
         self._count(self.judged, range(first, first + judged))
         self._count(self.accepted, row.path if tree else range(first, first + accepted))
 
-    def found_rates(self, prior: Sequence[float], trials: float) -> list[float]:
-        """By unit, with so many trials of the prior's rates."""
-        return self._rates(self.found, self.asked, prior, trials)
+    def found_rates(self, prior: Sequence[float], trials: float, units: slice) -> list[float]:
+        """Of some units, with so many trials of the prior's rates."""
+        return self._rates(self.found[units], self.asked[units], prior[units], trials)
 
-    def accepted_rates(self, prior: Sequence[float], trials: float) -> list[float]:
-        return self._rates(self.accepted, self.judged, prior, trials)
+    def accepted_rates(self, prior: Sequence[float], trials: float, units: slice) -> list[float]:
+        return self._rates(self.accepted[units], self.judged[units], prior[units], trials)
 
     def _count(self, counts: list[float], units: Sequence[int]) -> None:
         for unit in units:
@@ -87,7 +87,7 @@ class Counts:
 
     def _rates(self, hits: list[float], tried: list[float], prior: Sequence[float], trials: float) -> list[float]:
         trials *= self.weight
-        return [(hit + trials * rate) / (count + trials) for hit, count, rate in zip(hits, tried, prior, strict=False)]
+        return [(hit + trials * rate) / (count + trials) for hit, count, rate in zip(hits, tried, prior, strict=True)]
 
 
 class AcceptanceBook:
@@ -119,7 +119,10 @@ class AcceptanceBook:
         self._sequences.pop(sequence_id, None)
 
     def expected(self, rows: Sequence[PlanRow], num_units: int) -> tuple[list[list[float]], list[list[float]]]:
-        """``[B, num_units]`` each: the chance that an n-th draft token is accepted, and that it is there at all."""
+        """``[B, num_units]`` each: the chance that an n-th draft token is accepted, and that it is there at all.
+
+        Beyond a row's limit both are 0, up to it a free row's tokens are there.
+        """
         firsts = [0 if self._trees else min(row.match_len, MOST_AGREEING) for row in rows]
         last = num_units + max(firsts, default=0)
         priors = {key: self._route_rates(key, last) for key in {(row.route, row.source) for row in rows}}
@@ -127,10 +130,14 @@ class AcceptanceBook:
         for row, first in zip(rows, firsts, strict=True):
             own = self._sequences.get(row.sequence_id, {}).get(row.source, self._nobody)
             accepted_prior, found_prior = priors[row.route, row.source]
-            rates = own.accepted_rates(accepted_prior, ROUTE_TRIALS)[first : first + num_units]
-            there = list(accumulate(own.found_rates(found_prior, ROUTE_TRIALS)[first : first + num_units], mul))
-            chances.append(list(map(min, rates if self._trees else accumulate(rates, mul), there)))
-            found.append(there)
+            num_known = min(row.limit, num_units)
+            units, rest = slice(first, first + num_known), [0.0] * (num_units - num_known)
+            rates = own.accepted_rates(accepted_prior, ROUTE_TRIALS, units)
+            there = [1.0] * num_known
+            if not row.is_free:
+                there = list(accumulate(own.found_rates(found_prior, ROUTE_TRIALS, units), mul))
+            chances.append([*map(min, rates if self._trees else accumulate(rates, mul), there), *rest])
+            found.append([*there, *rest])
         return chances, found
 
     def survival(self, sequence_id: int, route: str, length: int) -> list[float]:
@@ -139,15 +146,14 @@ class AcceptanceBook:
 
     def _route_rates(self, key: tuple[str, str], num_units: int) -> tuple[list[float], list[float]]:
         """Rates of acceptance and of being found, with those of the other units as prior."""
-        counts = self._routes.get(key, self._nobody)
+        counts, units = self._routes.get(key, self._nobody), slice(num_units)
         if self._trees:
-            accepted = counts.accepted_rates(self._tree_prior(counts, num_units), FIRST_TRIALS)
+            prior = self._tree_prior(counts, num_units)
         else:
-            accepted = counts.accepted_rates(
-                _chain_prior(counts.accepted, counts.judged, counts.weight, FIRST_RATE, num_units), FIRST_TRIALS
-            )
+            prior = _chain_prior(counts.accepted, counts.judged, counts.weight, FIRST_RATE, num_units)
+        accepted = counts.accepted_rates(prior, FIRST_TRIALS, units)
         prior = _chain_prior(counts.found, counts.asked, counts.weight, FIRST_FOUND, num_units)
-        return accepted, counts.found_rates(prior, FIRST_TRIALS)
+        return accepted, counts.found_rates(prior, FIRST_TRIALS, units)
 
     def _tree_prior(self, counts: Counts, num_units: int) -> list[float]:
         """Nodes fall off from the first one on, but each is nearly as good as the one before has shown to be."""
@@ -156,7 +162,7 @@ class AcceptanceBook:
         tried = sum(count * share for count, share in zip(counts.judged, profile, strict=False))
         level = (sum(counts.accepted[:num_units]) + trials * FIRST_RATE) / (tried + trials)
         falling = [min(1.0, level * share) for share in profile]
-        shown = counts.accepted_rates(falling, FIRST_TRIALS)
+        shown = counts.accepted_rates(falling, FIRST_TRIALS, slice(num_units))
         return [falling[0], *(max(rate, TREE_FALL * before) for rate, before in zip(falling[1:], shown, strict=False))]
 
 
