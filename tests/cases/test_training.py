@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foredraft.target.features import AFTER_NORM
 from foredraft.testing import tiny_texts
-from foredraft.train import eagle3, medusa
+from foredraft.train import eagle, eagle3, medusa, mlp, mtp
 from foredraft.train.batches import Batch
 from foredraft.train.options import TrainOptions
 from foredraft.train.trainee import TrainTarget, TrainTexts
@@ -28,6 +28,9 @@ def made(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     target = TrainTarget(tiny, "tiny", ())
     return {
         "eagle3": eagle3.make(target, texts, TrainOptions(method="eagle3", noise=0.0)),
+        "eagle": eagle.make(target, texts, TrainOptions(method="eagle", noise=0.0)),
+        "mtp": mtp.make(target, texts, TrainOptions(method="mtp", noise=0.0)),
+        "mlp": mlp.make(target, texts, TrainOptions(method="mlp", noise=0.0, num_heads=NUM_STEPS)),
         "medusa": medusa.make(target, texts, TrainOptions(method="medusa", num_heads=NUM_STEPS)),
     }
 
@@ -54,12 +57,16 @@ def rows_with_gradient(gradient: Tensor) -> set[tuple[int, int]]:
     return {(row, place) for row, place in gradient.abs().amax(-1).nonzero().tolist()}
 
 
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "mtp", "mlp"])
 @pytest.mark.parametrize("spans", SPANS)
-def test_o37_eagle3_learns_the_answers_tokens_and_no_others(
-    made: dict[str, Any], spans: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+def test_o37_unrolled_heads_learn_the_answers_tokens_and_no_others(
+    made: dict[str, Any], spans: tuple[tuple[int, int], ...], method: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Of each step exactly the rows that guess labels have a gradient; per step the window moves by one."""
-    trainee = made["eagle3"]
+    """Of each step exactly the rows that guess labels have a gradient; per step the window moves by one.
+
+    What EAGLE-3 says is not what it feeds back; in others a row learns from the later steps that read it, too.
+    """
+    trainee = made[method]
     seen: list[Tensor] = []
     unroll = trainee.head.unroll_states
 
@@ -73,9 +80,10 @@ def test_o37_eagle3_learns_the_answers_tokens_and_no_others(
     trainee(batch_of(spans), NUM_STEPS, None).backward()
     assert len(seen) == NUM_STEPS
     found = [rows_with_gradient(normed.grad) for normed in seen]
-    assert found == [guessing(spans, step) for step in range(NUM_STEPS)]
+    expected = [guessing(spans, step) for step in range(NUM_STEPS)]
+    assert found == (expected if method == "eagle3" else [set().union(*expected[step:]) for step in range(NUM_STEPS)])
     if spans == ((4, 6),):
-        assert found[0] == {(0, 2), (0, 3), (0, 4)}
+        assert found[0] - found[1] == {(0, 4)}
 
 
 @pytest.mark.parametrize("spans", SPANS)

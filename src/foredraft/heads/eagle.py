@@ -9,12 +9,8 @@ Drafting. A row pairs the target's state f_i at place i, which its lm_head reads
 The variant with norms (``layernorms``, of speculators) has one over the embedding, one before the attention and one
 before the lm_head. EAGLE-2 (2406.16858) is the same head under trees that follow its confidence (``drafters.growing``).
 
-Training, beside ``unroll_states`` of ``recurrent``: states f are disturbed by :func:`with_noise`, and step j is judged
-by :func:`regression_loss` against the true states and the token laws that follow from them (section 3.3)::
-
-    for step, guessed in enumerate(head.unroll_states(with_noise(features, generator), token_ids, embeddings, 1)):
-        true = features[:, 1 + step :]                     # row i of step j stands for the state of token i + 1 + j
-        loss = regression_loss(guessed[:, : true.shape[1]], true, lm_head)
+Training: ``unroll_states`` of ``recurrent``, whose row i of step j stands for the state of token i + 1 + j, as
+``train.eagle`` uses it.
 """
 
 from __future__ import annotations
@@ -23,15 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foredraft.heads.layers import Attend, DecoderLayer, rms_norm
-from foredraft.heads.recurrent import LmHead, StateHead
+from foredraft.heads.recurrent import StateHead
 from foredraft.target.features import AFTER_NORM
-
-NOISE_WIDTH, NOISE_LEN = 0.2, 512
-TOKEN_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,26 +73,3 @@ class EagleHead(StateHead):
             hidden = layer(hidden, attend)
         normed = self.pre_lm_head_layernorm(hidden)
         return (normed if self.config.norm_output else hidden), normed
-
-
-def with_noise(features: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """States ``[B, S, hidden]`` with uniform noise of width 0.2, less on longer texts.
-
-    It stands for the errors in the head's own guesses, which it reads from the second draft token on.
-    """
-    noise = torch.rand(features.shape, generator=generator).to(features) - 0.5
-    return features + noise * (NOISE_WIDTH * NOISE_LEN / features.shape[1])
-
-
-def regression_loss(guessed: Tensor, true: Tensor, lm_head: LmHead, mask: Tensor | None = None) -> Tensor:
-    """Smooth L1 distance of states plus 0.1 times the cross-entropy of the token laws that follow from them.
-
-    Args:
-        guessed, true: states ``[B, R, hidden]`` as the lm_head reads them.
-        mask: ``[B, R]``, rows that count; None takes all.
-    """
-    counts = torch.ones(guessed.shape[:2]).to(guessed) if mask is None else mask.to(guessed)
-    distance = F.smooth_l1_loss(guessed, true, reduction="none").mean(-1)
-    law = torch.softmax(lm_head(true).float(), -1)
-    entropy = -(law * torch.log_softmax(lm_head(guessed).float(), -1)).sum(-1)
-    return ((distance + TOKEN_WEIGHT * entropy) * counts).sum() / counts.sum().clamp_min(1.0)

@@ -98,23 +98,29 @@ class MlpSpeculator(nn.Module):
 
     def step(self, state: Tensor, token_ids: Tensor, step: int) -> Tensor:
         """The state ``[..., inner]`` behind the next token; :meth:`logits` says what follows."""
-        emb, proj, ln = (_of_step(parts, step) for parts in (self.emb, self.proj, self.ln))
+        emb, proj, ln = (of_step(parts, step) for parts in (self.emb, self.proj, self.ln))
         out: Tensor = F.gelu(ln(proj(state) + emb(token_ids) * self._token_weight))
         return out
 
     def logits(self, state: Tensor, step: int) -> Tensor:
-        out: Tensor = _of_step(self.head, step)(state)
+        out: Tensor = of_step(self.head, step)(state)
         return out
 
     def unroll(self, features: Tensor, token_ids: Tensor, embeddings: Any, num_steps: int) -> Iterator[Tensor]:
         """See the top of this file; ``embeddings`` are not read, it has its own."""
+        states = self.unroll_states(features, token_ids, embeddings, num_steps)
+        return (self.logits(state, step) for step, state in enumerate(states))
+
+    def unroll_states(self, features: Tensor, token_ids: Tensor, embeddings: Any, num_steps: int) -> Iterator[Tensor]:
+        """What :meth:`logits` reads at each step, ``[B, S - 1, inner]``."""
         state = self.begin(features[:, :-1])
         for step in range(num_steps):
             state = self.step(state, F.pad(token_ids[:, 1 + step :], (0, step)), step)
-            yield self.logits(state, step)
+            yield state
 
 
-def _of_step(parts: nn.ModuleList, step: int) -> nn.Module:
+def of_step(parts: nn.ModuleList, step: int) -> nn.Module:
+    """The one of a list of parts that a step uses; tied ones are used by all that follow."""
     return parts[min(step, len(parts) - 1)]
 
 
@@ -177,7 +183,7 @@ def save_mlp(speculator: MlpSpeculator, path: Path) -> None:
     tensors: dict[str, Tensor] = {}
     for part in ("emb", "proj", "head", "ln"):
         for step in range(config.num_steps):
-            for name, tensor in _of_step(getattr(speculator, part), step).state_dict().items():
+            for name, tensor in of_step(getattr(speculator, part), step).state_dict().items():
                 tensors[f"speculator.{part}.{step}.{name}"] = tensor.clone().contiguous()
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

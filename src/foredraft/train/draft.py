@@ -19,11 +19,15 @@ from foredraft.target.features import AFTER_NORM
 from foredraft.target.kinds import describe
 from foredraft.train.batches import Batch
 from foredraft.train.options import TrainOptions
-from foredraft.train.trainee import Trainee, TrainTarget, TrainTexts, parameter_groups, soft_cross_entropy, target_law
-from foredraft.train.vocabulary import draft_vocabulary
-
-TAUGHT = 8192
-"""Tokens whose laws are compared; the head is the target's, so that the others need no teaching."""
+from foredraft.train.trainee import (
+    Trainee,
+    TrainTarget,
+    TrainTexts,
+    parameter_groups,
+    soft_cross_entropy,
+    target_law,
+    taught_tokens,
+)
 
 
 def feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -49,8 +53,7 @@ def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> Draft
     config.num_hidden_layers = len(chosen)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[i] for i in chosen]
-    vocabulary = draft_vocabulary(texts.token_counts(), options.draft_vocab_size or TAUGHT, target.always_drafted)
-    return DraftTrainee(model.float(), vocabulary, target)
+    return DraftTrainee(model.float(), taught_tokens(target, texts, options), target)
 
 
 def spread(num_layers: int, wanted: int) -> list[int]:

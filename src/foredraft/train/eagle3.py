@@ -8,33 +8,17 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 
 from foredraft.heads.eagle3 import Eagle3Config, Eagle3Head
 from foredraft.heads.eagle3_format import default_feature_layers, save_eagle3
 from foredraft.target.features import AFTER_NORM
-from foredraft.train.batches import Batch
 from foredraft.train.options import TrainOptions
-from foredraft.train.trainee import Trainee, TrainTarget, TrainTexts, parameter_groups, soft_cross_entropy, target_law
+from foredraft.train.trainee import TrainTarget, TrainTexts
+from foredraft.train.unrolled import SOFTER, UnrolledTrainee, llama_layer, pass_state_through
 from foredraft.train.vocabulary import default_size, draft_vocabulary
-
-SOFTER = 0.4
-LAYER_OPTIONS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_parameters",
-    "vocab_size",
-)
 
 
 def feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -43,12 +27,11 @@ def feature_layers(num_layers: int) -> tuple[int, ...]:
 
 def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> Eagle3Trainee:
     config = target.model.config.get_text_config()
-    known = {name: getattr(config, name) for name in LAYER_OPTIONS if getattr(config, name, None) is not None}
     layers = _read(config.num_hidden_layers)
 
     def head_config(draft_vocab_size: int) -> Eagle3Config:
         return Eagle3Config(
-            layer=LlamaConfig(**known, num_hidden_layers=1, tie_word_embeddings=False),
+            layer=llama_layer(target),
             draft_vocab_size=draft_vocab_size,
             target_vocab_size=config.vocab_size,
             target_hidden_size=config.hidden_size,
@@ -70,56 +53,24 @@ def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> Eagle
     return Eagle3Trainee(head, target, scales, options)
 
 
-class Eagle3Trainee(Trainee):
-    """An EAGLE-3 head in training.
+class Eagle3Trainee(UnrolledTrainee):
+    """An EAGLE-3 head in training."""
 
-    Args:
-        scales: of the states of each layer that the head reads, ``[layers]``.
-    """
+    @property
+    def token_ids(self) -> Tensor:
+        ids: Tensor = self.head.token_ids
+        return ids
 
-    scales: Tensor
-    embeddings: Tensor
-    target_head: Tensor
+    def can_learn(self, token_ids: Tensor) -> Tensor:
+        can_draft: Tensor = self.head.t2d[token_ids]
+        return can_draft
 
-    def __init__(self, head: Eagle3Head, target: TrainTarget, scales: Tensor, options: TrainOptions):
-        super().__init__()
-        self.head = head
-        self._verifier, self._dtype = target.verifier, target.embeddings.dtype
-        self._noise, self._dropout, self._decay = options.noise, options.dropout, options.step_decay
-        self.register_buffer("scales", scales)
-        self.register_buffer("embeddings", target.embeddings, persistent=False)
-        self.register_buffer("target_head", target.lm_head, persistent=False)
+    def logits(self, states: Tensor, step: int) -> Tensor:
+        out: Tensor = self.head.logits(states)
+        return out
 
-    def forward(self, batch: Batch, num_steps: int, generator: torch.Generator | None) -> Tensor:
-        states = self._scaled(batch)
-        if generator is not None and self._noise:
-            states = states + self._noise * torch.randn(states.shape, generator=generator).to(states)
-        if generator is not None and self._dropout:
-            kept = torch.rand(states.shape, generator=generator).to(states) >= self._dropout
-            states = states * kept / (1.0 - self._dropout)
-        rows, places = batch.places(first=2)
-        can_draft = self.head.t2d[batch.token_ids[rows, places]]
-        rows, places = rows[can_draft], places[can_draft]
-        law = target_law(batch.states(AFTER_NORM)[rows, places - 1], self.target_head, self.head.token_ids)
-        loss = states.new_zeros(())
-        for step, normed in enumerate(self.head.unroll_states(states, batch.token_ids, self.embeddings, num_steps)):
-            reached = places >= 2 + step
-            logits = self.head.logits(normed[rows[reached], places[reached] - 2 - step])
-            loss = loss + self._decay**step * soft_cross_entropy(logits, law[reached])
-        return loss
-
-    def guesses(self, batch: Batch, num_tokens: int) -> Tensor:
-        guesses = batch.token_ids.new_full((*batch.token_ids.shape, num_tokens), -1)
-        rows, places = batch.places(first=2)
-        unrolled = self.head.unroll_states(self._scaled(batch), batch.token_ids, self.embeddings, num_tokens)
-        for step, normed in enumerate(unrolled):
-            best = self.head.logits(normed[rows, places - 2]).argmax(-1)
-            guesses[rows, places, step] = self.head.token_ids[best]
-        return guesses
-
-    def parameter_groups(self, options: TrainOptions) -> list[dict[str, Any]]:
-        groups: list[dict[str, Any]] = parameter_groups(self, self.head.lm_head.parameters(), options)
-        return groups
+    def best(self, states: Tensor, step: int) -> Tensor:
+        return self.token_ids[self.logits(states, step).argmax(-1)]
 
     def save(self, path: Path) -> None:
         head = copy.deepcopy(self.head).cpu()
@@ -127,10 +78,6 @@ class Eagle3Trainee(Trainee):
         with torch.no_grad():
             head.fc.weight /= each
         save_eagle3(head.to(self._dtype), path, self._verifier, num_tokens=4)
-
-    def _scaled(self, batch: Batch) -> Tensor:
-        states = batch.states(*self.head.config.feature_layers).float()
-        return states / self.scales.repeat_interleave(self.head.config.target_hidden_size)
 
 
 @torch.no_grad()
@@ -141,8 +88,7 @@ def start_from_target(head: Eagle3Head, target: TrainTarget) -> None:
     of the wrong place. The decoder layer begins at random: in trials of 50 updates that learnt faster than the
     target's last layer. Longer ones were not compared.
     """
-    size = head.config.layer.hidden_size
-    head.fc.weight[:, -size:] += torch.eye(size)
+    pass_state_through(head.fc)
     head.lm_head.weight.copy_(target.lm_head[head.token_ids])
     norm = getattr(target.model.base_model, "norm", None)
     if norm is not None and norm.weight.shape == head.norm.weight.shape:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 TRAINABLE = {
     "eagle3": "foredraft.train.eagle3",
+    "eagle": "foredraft.train.eagle",
+    "mtp": "foredraft.train.mtp",
+    "mlp": "foredraft.train.mlp",
     "medusa": "foredraft.train.medusa",
     "draft": "foredraft.train.draft",
 }

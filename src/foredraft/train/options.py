@@ -17,6 +17,7 @@ class TrainOptions:
         seed: of weights, order and noise.
         num_steps: how far a head that reads its own states is unrolled in the end; see ``schedule.num_steps_at``.
         num_heads: of methods with a head for each place.
+        tie_weights: one embedding, norm and head for all steps of an MLP speculator.
         num_layers: of a draft model.
         num_rows: tokens of an update, padding included.
         window: most tokens of a text that are read together.
@@ -26,7 +27,7 @@ class TrainOptions:
         noise: standard deviation of what is added to each state that is read, which has deviation 1.
         dropout: share of the numbers of the first state that are left out.
         step_decay: each further step or head counts by this less.
-        draft_vocab_size: ids that can be drafted; None chooses by the target's size.
+        draft_vocab_size: ids that can be drafted, or, of methods that draft any, whose laws are learnt; None chooses.
         held_out: share of the texts that acceptance is measured on.
     """
 
@@ -34,6 +35,7 @@ class TrainOptions:
     seed: int = 0
     num_steps: int = 3
     num_heads: int = 4
+    tie_weights: bool = True
     num_layers: int = 3
     num_rows: int = 576
     window: int = 512

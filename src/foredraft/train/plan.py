@@ -62,13 +62,14 @@ def read_plan(folder: Path) -> Plan | None:
 
 
 def check_same_run(folder: Path, plan: Plan, options: TrainOptions, fingerprint: str) -> None:
-    """Raises InvalidOptionError if the run that was begun in a folder is another one."""
-    there, here = plan.options, asdict(options)
-    for name in (field.name for field in fields(TrainOptions)):
-        if there.get(name) != here[name]:
+    """Raises InvalidOptionError if the run that was begun in a folder is another one. Options that its plan does not
+    name have their defaults."""
+    for field in fields(TrainOptions):
+        there, here = plan.options.get(field.name, field.default), getattr(options, field.name)
+        if there != here:
             raise InvalidOptionError(
-                f"{folder} holds a run with {name}={there.get(name)!r}, and {name}={here[name]!r} is asked for; ask "
-                "for the same to go on with it, or take another --out"
+                f"{folder} holds a run with {field.name}={there!r}, and {field.name}={here!r} is asked for; ask for "
+                "the same to go on with it, or take another --out"
             )
     if plan.fingerprint != fingerprint:
         raise InvalidOptionError(f"{folder} holds a run for a target with other weights; take another --out")

@@ -16,6 +16,7 @@ from foredraft.target.loader import LoadedModel
 from foredraft.train.batches import Batch
 from foredraft.train.dataset import TextStore
 from foredraft.train.options import TrainOptions
+from foredraft.train.vocabulary import TAUGHT, draft_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,11 @@ def parameter_groups(module: nn.Module, head_parameters: Iterable[nn.Parameter],
             decay = options.weight_decay if parameter.dim() > 1 else 0.0
             groups.setdefault((rate, decay), []).append(parameter)
     return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
+
+
+def taught_tokens(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> Tensor:
+    """Tokens whose laws are compared where a head drafts any token, ``[tokens]``: comparing all would take too long."""
+    return draft_vocabulary(texts.token_counts(), options.draft_vocab_size or TAUGHT, target.always_drafted)
 
 
 def soft_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ SMALL_HEAD_BYTES = 16_000_000
 SMALLEST = 4096
 USUAL = 32_000
 BYTES_OF_A_NUMBER = 2
+TAUGHT = 8192
+"""Tokens whose laws are compared where a draft can be any token."""
 
 
 def default_size(num_body_parameters: int, hidden_size: int, vocab_size: int, num_projections: int = 1) -> int:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from foredraft.errors import IncompatibleDrafterError, InvalidOptionError, ModelLoadError
 from foredraft.heads.checkpoint import read_head
-from foredraft.heads.eagle import regression_loss, with_noise
 from foredraft.heads.eagle_format import read_eagle, save_eagle, save_eagle_for_vllm
 from foredraft.testing import eagle_head, unrolled
 
@@ -176,21 +175,3 @@ def test_files_that_do_not_belong_together(tmp_path: Path, change: dict[str, Any
 def test_another_target(tmp_path: Path, sizes: tuple[int, int, int], message: str):
     with pytest.raises(IncompatibleDrafterError, match=message):
         read_eagle(read_head(str(write(tmp_path, LLAMA, published()))), *sizes)
-
-
-def test_the_loss(tiny: Any):
-    """Smooth L1 of states and a tenth of the entropy; rows outside the mask have no share; noise as in the paper."""
-    true = torch.randn(1, 6, 64)
-    guessed = (true + 0.5).requires_grad_(True)
-    mask = torch.tensor([[0, 1, 1, 0, 0, 1]])
-    loss = regression_loss(guessed, true, tiny.lm_head, mask)
-    loss.backward()
-    assert guessed.grad is not None
-    assert guessed.grad.abs().sum(-1).gt(0).tolist() == [[False, True, True, False, False, True]]
-    rows = mask[0].bool()
-    laws = tiny.lm_head(true[0, rows]).softmax(-1), tiny.lm_head(guessed[0, rows]).log_softmax(-1)
-    expected = 0.125 - 0.1 * (laws[0] * laws[1]).sum(-1).mean()  # 0.5 * 0.5^2 a coordinate
-    assert torch.allclose(loss, expected, atol=1e-4)
-    noise = with_noise(torch.zeros(4, 256, 64), torch.Generator().manual_seed(0))
-    assert 0.19 < float(noise.max()) < 0.2
-    assert float(noise.min()) < -0.19

@@ -10,7 +10,8 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoConfig
 
-from foredraft import SamplingParams
+from foredraft import EngineConfig, SamplingParams, SpeculativeConfig
+from foredraft.drafters import make_drafter
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.medusa import MedusaDrafter, MedusaTreeDrafter
 from foredraft.drafters.recurrent_head import make_head_drafter
@@ -22,7 +23,7 @@ from foredraft.heads.runner import HeadRunner
 from foredraft.target.features import AFTER_NORM
 from foredraft.target.loader import load_model
 from foredraft.testing import engine_for, run, target_for, tiny_model, tiny_texts
-from foredraft.train import draft, eagle3, medusa
+from foredraft.train import draft, eagle, eagle3, medusa, mlp, mtp
 from foredraft.train.acceptance import Acceptance, held_out_acceptance, walk_rounds
 from foredraft.train.batches import collate, windows_of
 from foredraft.train.loop import Trainer
@@ -65,7 +66,9 @@ def trained(
         method=method.__name__.rpartition(".")[2], num_rows=300, learning_rate=5e-3, head_learning_rate=5e-3, **options
     )
     trainee = method.make(TrainTarget(model, "tiny", (1,)), texts, chosen)
-    Trainer(trainee, texts, chosen, folder, Accelerator(cpu=True)).train(num_updates)
+    trainer = Trainer(trainee, texts, chosen, folder, Accelerator(cpu=True))
+    trainer.train(num_updates)
+    assert trainer.history[2]["loss"] < trainer.history[0]["loss"]  # while one step is counted
     trainee.eval()
     return trainee, chosen
 
@@ -106,6 +109,19 @@ def test_eagle3_accepts_in_the_engine_what_training_says(model: Any, texts: Trai
     assert len(head.token_ids) == 60
     runner = HeadRunner(head, head.config.layer, target)
     drafter = make_head_drafter(runner, head.config.feature_layers, target.vocab_size, head.token_ids, 1, K)
+    check_same(expected, engine_counts(model, drafter, target, texts))
+
+
+@pytest.mark.parametrize("method", [eagle, mtp, mlp])
+def test_heads_of_the_last_state_accept_in_the_engine_what_training_says(
+    model: Any, texts: TrainTexts, tmp_path: Path, method: Any
+):
+    trainee, options = trained(model, texts, tmp_path, method, num_updates=30, num_steps=2)
+    expected = held_out_acceptance(trainee, texts, texts.held, K, options.window)
+    trainee.save(tmp_path / "head")
+    target = target_for(model)
+    speculative = SpeculativeConfig(method=options.method, model=str(tmp_path / "head"), num_speculative_tokens=K)
+    drafter = make_drafter(speculative, EngineConfig(model="tiny", dtype="float32"), target, None)
     check_same(expected, engine_counts(model, drafter, target, texts))
 
 

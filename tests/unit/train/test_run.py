@@ -64,6 +64,20 @@ def test_the_engine_runs_the_head(first: TrainRun):
     assert output.metrics.num_drafts > 0
 
 
+@pytest.mark.parametrize("method", ["eagle", "mtp", "mlp"])
+def test_the_engine_runs_heads_of_other_methods(first: TrainRun, tmp_path: Path, method: str):
+    """Trained on the same texts, loaded by their folder."""
+    texts = Path(read_plan(first.folder).texts)  # type: ignore[union-attr]
+    options = replace(first.options, method=method)
+    assert train_head(replace(first, out=tmp_path, options=options, data=(texts,), num_updates=2), silent) is not None
+    prompts, params = [[5, 9, 11]], SamplingParams(temperature=0, max_tokens=12)
+    plain = LLM(first.target, num_threads=1).generate(prompts, params)[0].outputs[0].token_ids
+    speculative = {"method": method, "model": str(tmp_path)}
+    output = LLM(first.target, speculative_config=speculative, num_threads=1).generate(prompts, params)[0]
+    assert output.outputs[0].token_ids == plain
+    assert output.metrics.num_drafts > 0
+
+
 def test_the_card_says_where_the_head_comes_from(first: TrainRun):
     card = (first.out / "README.md").read_text()
     plan = read_plan(first.folder)
@@ -130,7 +144,7 @@ def test_what_cannot_be_done(first: TrainRun, tmp_path: Path, changes: dict[str,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"method": "eagle4"}, "'eagle4' cannot be trained; one of eagle3, medusa, draft can"),
+        ({"method": "eagle4"}, "'eagle4' cannot be trained; one of eagle3, eagle, mtp, mlp, medusa, draft can"),
         ({"method": "eagle3", "num_steps": 0}, "num_steps=0 is outside"),
         ({"method": "eagle3", "draft_vocab_size": 1}, "draft_vocab_size=1 is below 2"),
     ],
