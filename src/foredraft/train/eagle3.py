@@ -69,9 +69,6 @@ class Eagle3Trainee(UnrolledTrainee):
         out: Tensor = self.head.logits(states)
         return out
 
-    def best(self, states: Tensor, step: int) -> Tensor:
-        return self.token_ids[self.logits(states, step).argmax(-1)]
-
     def save(self, path: Path) -> None:
         head = copy.deepcopy(self.head).cpu()
         each = self.scales.cpu().repeat_interleave(head.config.target_hidden_size)

@@ -20,7 +20,9 @@ from foredraft.target.features import AFTER_NORM
 from foredraft.train.batches import Batch
 from foredraft.train.options import TrainOptions
 from foredraft.train.trainee import TrainTarget, TrainTexts, parameter_groups, soft_cross_entropy, taught_tokens
-from foredraft.train.unrolled import SOFTER, UnrolledTrainee
+from foredraft.train.unrolled import UnrolledTrainee
+
+MUCH_SOFTER = 0.08
 
 
 def feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -68,8 +70,8 @@ class MlpTrainee(UnrolledTrainee):
         return soft_cross_entropy(logits, F.pad(law, (0, 1)))
 
     def best(self, states: Tensor, step: int) -> Tensor:
-        best: Tensor = self.head.logits(states, step).argmax(-1)
-        return best
+        best = self.logits(states, step).max(-1)
+        return torch.where(best.values > 0.0, self.taught[best.indices], -1)  # else one whose row is 0
 
     def forward(self, batch: Batch, num_steps: int, generator: torch.Generator | None) -> Tensor:
         return super().forward(batch, self.head.config.num_steps, generator)
@@ -88,9 +90,9 @@ class MlpTrainee(UnrolledTrainee):
 
 @torch.no_grad()
 def start_from_target(trainee: MlpTrainee, target: TrainTarget) -> None:
-    """Let each step begin as the target's head on the state before it, softer.
+    """Let each step begin as the target's head on the state before it.
 
-    The state passes a norm on its way, which leaves a deviation of 1, and GELU, which halves what lies around 0.
+    Much softer than that: GELU takes a state's negative half away, and what it cancelled stays.
     """
     speculator, size = trainee.head, trainee.head.config.inner_size
     embeddings, lm_head = target.embeddings.float(), target.lm_head.float()
@@ -100,4 +102,4 @@ def start_from_target(trainee: MlpTrainee, target: TrainTarget) -> None:
         projection.weight.copy_(torch.eye(size))
     for head in speculator.head:
         head.weight.zero_()
-        head.weight[trainee.taught] = 2.0 * SOFTER * trainee.scales * lm_head[trainee.taught]
+        head.weight[trainee.taught] = MUCH_SOFTER * trainee.scales * lm_head[trainee.taught]

@@ -74,9 +74,9 @@ class UnrolledTrainee(Trainee):
     def logits(self, states: Tensor, step: int) -> Tensor:
         """Of :attr:`token_ids`, ``[N, tokens]``, from what the head's ``unroll_states`` gave at a step, ``[N, H]``."""
 
-    @abstractmethod
     def best(self, states: Tensor, step: int) -> Tensor:
-        """The token ``[N]`` that the engine drafts."""
+        """The likeliest of :attr:`token_ids`, ``[N]``; the engine may draft others too, which hardly ever are it."""
+        return self.token_ids[self.logits(states, step).argmax(-1)]
 
     def loss(self, states: Tensor, step: int, law: Tensor, true: Tensor) -> Tensor:
         """Summed over rows.
@@ -148,9 +148,6 @@ class SharedHeadTrainee(UnrolledTrainee):
 
     def logits(self, states: Tensor, step: int) -> Tensor:
         return F.linear(states, self.target_head[self.taught].to(states))
-
-    def best(self, states: Tensor, step: int) -> Tensor:
-        return F.linear(states, self.target_head.to(states)).argmax(-1)
 
 
 def llama_layer(target: TrainTarget) -> LlamaConfig:
