@@ -47,6 +47,9 @@ class EagleTrainee(SharedHeadTrainee):
     def logits(self, states: Tensor, step: int) -> Tensor:
         return super().logits(states * self.scales, step)
 
+    def whole_logits(self, states: Tensor) -> Tensor:
+        return super().whole_logits(states * self.scales)
+
     def loss(self, states: Tensor, step: int, law: Tensor, true: Tensor) -> Tensor:
         distance = F.smooth_l1_loss(states.float(), true, reduction="none").mean(-1).sum()
         return distance + TOKEN_WEIGHT * soft_cross_entropy(self.logits(states, step), law)

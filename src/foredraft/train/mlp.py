@@ -69,7 +69,7 @@ class MlpTrainee(UnrolledTrainee):
         logits = torch.cat([logits, logits.new_full((len(logits), 1), others)], -1)
         return soft_cross_entropy(logits, F.pad(law, (0, 1)))
 
-    def best(self, states: Tensor, step: int) -> Tensor:
+    def best(self, states: Tensor, step: int, labels: Tensor) -> Tensor:
         best = self.logits(states, step).max(-1)
         return torch.where(best.values > 0.0, self.taught[best.indices], -1)  # else one whose row is 0
 

@@ -74,8 +74,8 @@ class UnrolledTrainee(Trainee):
     def logits(self, states: Tensor, step: int) -> Tensor:
         """Of :attr:`token_ids`, ``[N, tokens]``, from what the head's ``unroll_states`` gave at a step, ``[N, H]``."""
 
-    def best(self, states: Tensor, step: int) -> Tensor:
-        """The likeliest of :attr:`token_ids`, ``[N]``; the engine may draft others too, which hardly ever are it."""
+    def best(self, states: Tensor, step: int, labels: Tensor) -> Tensor:
+        """What the engine drafts, ``[N]``, right where it is the label ``[N]``."""
         return self.token_ids[self.logits(states, step).argmax(-1)]
 
     def loss(self, states: Tensor, step: int, law: Tensor, true: Tensor) -> Tensor:
@@ -115,8 +115,9 @@ class UnrolledTrainee(Trainee):
         guesses = batch.token_ids.new_full((*batch.token_ids.shape, num_tokens), -1)
         rows, places = batch.places(first=2)
         unrolled = self.head.unroll_states(self._scaled(batch), batch.token_ids, self.embeddings, num_tokens)
+        labels = F.pad(batch.token_ids, (0, num_tokens))
         for step, normed in enumerate(unrolled):
-            guesses[rows, places, step] = self.best(normed[rows, places - 2], step)
+            guesses[rows, places, step] = self.best(normed[rows, places - 2], step, labels[rows, places + step])
         return guesses
 
     def parameter_groups(self, options: TrainOptions) -> list[dict[str, Any]]:
@@ -148,6 +149,17 @@ class SharedHeadTrainee(UnrolledTrainee):
 
     def logits(self, states: Tensor, step: int) -> Tensor:
         return F.linear(states, self.target_head[self.taught].to(states))
+
+    def best(self, states: Tensor, step: int, labels: Tensor) -> Tensor:
+        """Guesses that are right among the taught tokens are made once more among all of them."""
+        best = super().best(states, step, labels)
+        right = best == labels
+        best[right] = self.whole_logits(states[right]).argmax(-1)
+        return best
+
+    def whole_logits(self, states: Tensor) -> Tensor:
+        """Of all tokens, ``[N, V]``."""
+        return F.linear(states, self.target_head.to(states))
 
 
 def llama_layer(target: TrainTarget) -> LlamaConfig:

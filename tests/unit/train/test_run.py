@@ -64,7 +64,11 @@ def test_the_engine_runs_the_head(first: TrainRun):
     assert output.metrics.num_drafts > 0
 
 
-@pytest.mark.parametrize("method", ["eagle", "mtp", "mlp"])
+SLOW = pytest.mark.slow  # the principle is that of the first
+OTHERS = ["mtp", pytest.param("eagle", marks=SLOW), pytest.param("mlp", marks=SLOW)]
+
+
+@pytest.mark.parametrize("method", OTHERS)
 def test_the_engine_runs_heads_of_other_methods(first: TrainRun, tmp_path: Path, method: str):
     """Trained on the same texts, loaded by their folder."""
     texts = Path(read_plan(first.folder).texts)  # type: ignore[union-attr]

@@ -140,3 +140,19 @@ def test_steps_of_an_mlp_speculator(tiny: Any, texts: TrainTexts, batch: Batch, 
         guesses = trainee.guesses(batch, 4)
     assert (guesses[batch.is_label][1:, :3] >= 0).all()
     assert (guesses[..., 3] == -1).all()
+
+
+@pytest.mark.parametrize("method", [eagle, mtp])
+def test_a_token_that_is_not_taught_can_be_drafted(
+    tiny: Any, texts: TrainTexts, batch: Batch, tmp_path: Path, method: Any
+):
+    """What wins among few tokens and not among all is not counted as right."""
+    options = TrainOptions(method=method.__name__.rpartition(".")[2], draft_vocab_size=20)
+    trainee = method.make(TrainTarget(tiny, "tiny", ()), texts, options)
+    learn(trainee, batch, 10)
+    states = next(iter(trainee.head.unroll_states(trainee._scaled(batch), batch.token_ids, trainee.embeddings, 1)))
+    states = states.detach().flatten(0, 1)
+    among_few = trainee.token_ids[trainee.logits(states, 0).argmax(-1)]
+    among_all = trainee.whole_logits(states).argmax(-1)
+    assert 0 < int((among_few == among_all).sum()) < len(states)
+    assert torch.equal(trainee.best(states, 0, labels=among_few), among_all)
