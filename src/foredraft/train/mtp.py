@@ -33,18 +33,13 @@ def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> MtpTr
             f"{config.model_type!r}; known are {', '.join(PREFIXES)}; train eagle3 or eagle for this target"
         )
     has_experts = any("mlp.experts." in name for name, _ in target.model.named_parameters())
-    options_of_layer = copy.deepcopy(config).to_dict()
-    del options_of_layer["model_type"]
+    of_target = config.to_dict()
+    del of_target["model_type"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        head = MtpHead(MtpConfig(layer=one_layer(config.model_type, options_of_layer, has_experts)))
-    pass_state_through(head.eh_proj)
+        head = MtpHead(MtpConfig(layer=one_layer(config.model_type, of_target, has_experts)))
     trainee = MtpTrainee(head, target, texts, options)
-    with torch.no_grad():
-        for name, parameter in head.block.named_parameters():
-            if "o_proj" in name or "down_proj" in name:
-                parameter.zero_()
-        head.norm.weight += SOFTER * trainee.scales - 1.0  # whether it multiplies by the weight or by 1 + weight
+    start_from_target(head, SOFTER * float(trainee.scales))
     return trainee
 
 
@@ -57,3 +52,13 @@ class MtpTrainee(SharedHeadTrainee):
 
     def save(self, path: Path) -> None:
         save_mtp(copy.deepcopy(self.head).cpu().to(self._dtype), path, self._num_layers)
+
+
+@torch.no_grad()
+def start_from_target(head: MtpHead, scale: float) -> None:
+    """Let a module begin with the target's state as it is, at this scale; its layer adds nothing at first."""
+    pass_state_through(head.eh_proj)
+    for name, parameter in head.block.named_parameters():
+        if "o_proj" in name or "down_proj" in name:
+            parameter.zero_()
+    head.norm.weight += scale - 1.0  # whether the kind multiplies by the weight or by 1 + weight
