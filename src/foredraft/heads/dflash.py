@@ -194,19 +194,17 @@ class BlockAttention:
         return attended
 
 
-def choose_anchors(
-    learnt: Tensor, num_anchors: int, block_size: int, generator: torch.Generator | None = None
-) -> Tensor:
+def choose_anchors(learnt: Tensor, num_anchors: int, generator: torch.Generator | None = None) -> Tensor:
     """Places ``[B, num_anchors]`` to look ahead from, drawn anew in each pass over the data.
 
     Args:
-        learnt: where a token is to be learnt, ``[B, S]``; a block begins before such a one, with room for all of it.
+        learnt: where a token is to be learnt, ``[B, S]``; a block begins before such a one, and may reach past
+            the end.
 
     Returns:
         ascending; some twice if a text of the batch has fewer than are wanted.
     """
     possible = learnt[:, 1:].clone()
-    possible[:, max(0, learnt.shape[1] - block_size) + 1 :] = False
     possible[:, 0] |= ~possible.any(1)
     weights = possible.to("cpu", torch.float32)
     few = int(weights.sum(1).min()) < num_anchors

@@ -15,8 +15,9 @@ more behind the text that ends with token i - d; it predicts token i + 1::
     out = model(input_ids=rows.input_ids(token_ids), position_ids=rows.positions, attention_mask=rows.attention_mask)
     loss = cross_entropy(out.logits.flatten(0, 1), rows.labels.flatten())
 
-Deeper rows are dropped at random, down to r^d of the text, together with those that would build on them (conditional
-drop of tokens), so a batch is about 1 / (1 - r) times the text, not k times.
+Masks stand where they reach a token that is to be learnt. Deeper rows are dropped at random, down to r^d of the text,
+together with those that would build on them (conditional drop of tokens), so a batch is about 1 / (1 - r) times the
+text, not k times.
 
 Published checkpoints are folders of causal models whose config.json has ``pard_token``; vLLM runs them as method
 ``draft_model`` with ``parallel_drafting``, and reads ``ptd_token_id`` as well.
@@ -81,14 +82,16 @@ def parallel_rows(
         labels: the texts, ``[B, S]``, -100 where a token is not to be learnt (prompts, padding on the right).
         num_tokens: how far the model learns to look ahead, one of them without a mask.
         keep: rows of a depth that are kept, as a share of those of the depth before; 1 keeps all.
-        keep_at_least: share of the text that is kept at any depth.
+        keep_at_least: share of the places with masks that is kept at any depth.
         dtype: of the attention mask.
     """
     length, device = labels.shape[1], labels.device
     kept = [torch.arange(length - 1)]
+    learnt = (labels != IGNORED).any(0).nonzero()
+    first = max(0, int(learnt[0]) - num_tokens) if len(learnt) else length  # from here on masks reach a label
     for depth in range(1, num_tokens):
-        possible = kept[-1][kept[-1] < length - 2] + 1
-        count = min(len(possible), int(length * max(keep**depth, keep_at_least)))
+        possible = kept[-1][(kept[-1] < length - 2) & (kept[-1] >= first + depth - 1)] + 1
+        count = min(len(possible), int((length - first) * max(keep**depth, keep_at_least)))
         chosen = torch.randperm(len(possible), generator=generator)[:count]
         kept.append(possible[chosen].sort().values)
     places = torch.cat(kept).to(device)

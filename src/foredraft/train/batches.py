@@ -101,6 +101,11 @@ class Batch:
     features: Tensor
     layers: tuple[int, ...]
 
+    @property
+    def labels(self) -> Tensor:
+        """The tokens that are to be predicted, ``[B, S]``; -100 elsewhere."""
+        return self.token_ids.masked_fill(~self.is_label, -100)
+
     def states(self, *layers: int) -> Tensor:
         """``[B, S, len(layers) * H]``."""
         return self.features[:, :, [self.layers.index(layer) for layer in layers]].flatten(2)

@@ -35,10 +35,19 @@ def feature_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> DraftTrainee:
+    return DraftTrainee(smaller_model(target, options.num_layers), taught_tokens(target, texts, options), target)
+
+
+def smaller_model(target: TrainTarget, num_layers: int) -> Any:
+    """A float32 copy of the target with some of its layers.
+
+    Raises:
+        UnsupportedModelError: its layers are not in one list.
+    """
     layers = getattr(target.model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise UnsupportedModelError(f"{describe(target.model)} has no list of layers to make a smaller model of")
-    chosen = spread(len(layers), options.num_layers)
+    chosen = spread(len(layers), num_layers)
     base = target.model.base_model
     kept = base.layers
     base.layers = nn.ModuleList()  # so that the copy does not begin with all of them
@@ -53,7 +62,7 @@ def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> Draft
     config.num_hidden_layers = len(chosen)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[i] for i in chosen]
-    return DraftTrainee(model.float(), taught_tokens(target, texts, options), target)
+    return model.float()
 
 
 def spread(num_layers: int, wanted: int) -> list[int]:

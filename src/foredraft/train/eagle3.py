@@ -16,8 +16,9 @@ from foredraft.heads.eagle3 import Eagle3Config, Eagle3Head
 from foredraft.heads.eagle3_format import default_feature_layers, save_eagle3
 from foredraft.target.features import AFTER_NORM
 from foredraft.train.options import TrainOptions
+from foredraft.train.scaled import SOFTER
 from foredraft.train.trainee import TrainTarget, TrainTexts
-from foredraft.train.unrolled import SOFTER, UnrolledTrainee, llama_layer, pass_state_through
+from foredraft.train.unrolled import UnrolledTrainee, llama_layer, pass_state_through
 from foredraft.train.vocabulary import default_size, draft_vocabulary
 
 

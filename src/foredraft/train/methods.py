@@ -13,4 +13,6 @@ TRAINABLE = {
     "mlp": "foredraft.train.mlp",
     "medusa": "foredraft.train.medusa",
     "draft": "foredraft.train.draft",
+    "pard": "foredraft.train.pard",
+    "dflash": "foredraft.train.dflash",
 }

@@ -17,8 +17,9 @@ from foredraft.heads.mtp import MtpConfig, MtpHead, one_layer
 from foredraft.heads.mtp_format import save_mtp
 from foredraft.target.features import AFTER_NORM
 from foredraft.train.options import TrainOptions
+from foredraft.train.scaled import SOFTER
 from foredraft.train.trainee import TrainTarget, TrainTexts
-from foredraft.train.unrolled import SOFTER, SharedHeadTrainee, pass_state_through
+from foredraft.train.unrolled import SharedHeadTrainee, pass_state_through
 
 
 def feature_layers(num_layers: int) -> tuple[int, ...]:

@@ -18,7 +18,8 @@ class TrainOptions:
         num_steps: how far a head that reads its own states is unrolled in the end; see ``schedule.num_steps_at``.
         num_heads: of methods with a head for each place.
         tie_weights: one embedding, norm and head for all steps of an MLP speculator.
-        num_layers: of a draft model.
+        num_layers: of a draft model, parallel or not, and of a dflash head.
+        num_places: tokens that a parallel drafter (pard, dflash) says in one pass.
         num_rows: tokens of an update, padding included.
         window: most tokens of a text that are read together.
         learning_rate, head_learning_rate: of the body, and of the projection to the vocabulary.
@@ -37,6 +38,7 @@ class TrainOptions:
     num_heads: int = 4
     tie_weights: bool = True
     num_layers: int = 3
+    num_places: int = 7
     num_rows: int = 576
     window: int = 512
     learning_rate: float = 1e-3
@@ -56,6 +58,7 @@ class TrainOptions:
             ("num_steps", 1, 16),
             ("num_heads", 1, 16),
             ("num_layers", 1, 1000),
+            ("num_places", 1, 64),
             ("num_rows", 1, 1_000_000),
             ("window", 8, 1_000_000),
             ("learning_rate", 0.0, 1.0),

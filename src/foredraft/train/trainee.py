@@ -116,7 +116,8 @@ class Trainee(nn.Module, ABC):
 
         At place n stands the draft of a round that begins with n tokens committed: its first token is the guess at
         the token at place n, and each further one may see the true tokens before it, since it counts only if the
-        draft agreed with them. The state of the token at n - 1 is not known yet.
+        draft agreed with them; behind a guess that the text does not have, anything may stand. The state of the
+        token at n - 1 is not known yet.
         """
 
     @abstractmethod

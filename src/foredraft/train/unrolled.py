@@ -17,53 +17,12 @@ from transformers import LlamaConfig
 from foredraft.target.features import AFTER_NORM
 from foredraft.train.batches import Batch
 from foredraft.train.options import TrainOptions
-from foredraft.train.trainee import (
-    Trainee,
-    TrainTarget,
-    TrainTexts,
-    parameter_groups,
-    soft_cross_entropy,
-    target_law,
-    taught_tokens,
-)
-
-SOFTER = 0.4
-"""Of the target's logits, with which a head begins that says at first what the target says one place before."""
-
-LAYER_OPTIONS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_parameters",
-    "vocab_size",
-)
+from foredraft.train.scaled import ScaledTrainee, layer_options
+from foredraft.train.trainee import TrainTarget, TrainTexts, soft_cross_entropy, target_law, taught_tokens
 
 
-class UnrolledTrainee(Trainee):
-    """A head that is unrolled in training. It reads states divided by their scales, which are found in the texts.
-
-    Args:
-        head: with ``config.feature_layers`` and ``unroll_states``.
-        scales: of the states of each layer that the head reads, ``[layers]``.
-    """
-
-    scales: Tensor
-    embeddings: Tensor
-    target_head: Tensor
-
-    def __init__(self, head: Any, target: TrainTarget, scales: Tensor, options: TrainOptions):
-        super().__init__()
-        self.head = head
-        self._verifier, self._dtype = target.verifier, target.embeddings.dtype
-        self._noise, self._dropout, self._decay = options.noise, options.dropout, options.step_decay
-        self.register_buffer("scales", scales)
-        self.register_buffer("embeddings", target.embeddings, persistent=False)
-        self.register_buffer("target_head", target.lm_head, persistent=False)
+class UnrolledTrainee(ScaledTrainee):
+    """A head that is unrolled in training, by its ``unroll_states``."""
 
     @property
     @abstractmethod
@@ -92,12 +51,7 @@ class UnrolledTrainee(Trainee):
         return torch.ones_like(token_ids, dtype=torch.bool)
 
     def forward(self, batch: Batch, num_steps: int, generator: torch.Generator | None) -> Tensor:
-        states = self._scaled(batch)
-        if generator is not None and self._noise:
-            states = states + self._noise * torch.randn(states.shape, generator=generator).to(states)
-        if generator is not None and self._dropout:
-            kept = torch.rand(states.shape, generator=generator).to(states) >= self._dropout
-            states = states * kept / (1.0 - self._dropout)
+        states = self.states(batch, generator)
         rows, places = batch.places(first=2)
         can_learn = self.can_learn(batch.token_ids[rows, places])
         rows, places = rows[can_learn], places[can_learn]
@@ -114,20 +68,11 @@ class UnrolledTrainee(Trainee):
     def guesses(self, batch: Batch, num_tokens: int) -> Tensor:
         guesses = batch.token_ids.new_full((*batch.token_ids.shape, num_tokens), -1)
         rows, places = batch.places(first=2)
-        unrolled = self.head.unroll_states(self._scaled(batch), batch.token_ids, self.embeddings, num_tokens)
+        unrolled = self.head.unroll_states(self.states(batch), batch.token_ids, self.embeddings, num_tokens)
         labels = F.pad(batch.token_ids, (0, num_tokens))
         for step, normed in enumerate(unrolled):
             guesses[rows, places, step] = self.best(normed[rows, places - 2], step, labels[rows, places + step])
         return guesses
-
-    def parameter_groups(self, options: TrainOptions) -> list[dict[str, Any]]:
-        own: Any = getattr(self.head, "lm_head", None)
-        groups: list[dict[str, Any]] = parameter_groups(self, own.parameters() if own else (), options)
-        return groups
-
-    def _scaled(self, batch: Batch) -> Tensor:
-        states = batch.states(*self.head.config.feature_layers).float()
-        return states / self.scales.repeat_interleave(states.shape[-1] // len(self.scales))
 
 
 class SharedHeadTrainee(UnrolledTrainee):
@@ -164,9 +109,7 @@ class SharedHeadTrainee(UnrolledTrainee):
 
 def llama_layer(target: TrainTarget) -> LlamaConfig:
     """The configuration of one Llama layer of the target's sizes."""
-    config = target.model.config.get_text_config()
-    known = {name: getattr(config, name) for name in LAYER_OPTIONS if getattr(config, name, None) is not None}
-    return LlamaConfig(**known, num_hidden_layers=1, tie_word_embeddings=False)
+    return LlamaConfig(**layer_options(target), num_hidden_layers=1, tie_word_embeddings=False)
 
 
 @torch.no_grad()

@@ -37,3 +37,17 @@ def draft_vocabulary(counts: Tensor, size: int, always: Collection[int]) -> Tens
     wanted[list(always)] = float("inf")
     order = torch.sort(wanted, descending=True, stable=True).indices
     return order[: min(size, len(counts))].sort().values
+
+
+def mask_token(counts: Tensor, embeddings: Tensor, never: Collection[int]) -> int:
+    """The token that stands for what is to be filled in: the rarest, of equally rare ones the highest id.
+
+    Args:
+        counts: ``[V]``, how often each token occurs in the answers.
+        embeddings: of the target, ``[V, H]``; a token that has none is not taken, since a norm leaves it at 0.
+        never: tokens that are not taken.
+    """
+    rarity = counts.double()
+    rarity[list(never)] = float("inf")
+    rarity[(embeddings == 0).all(-1)] = float("inf")
+    return len(counts) - 1 - int(rarity.flip(0).argmin())

@@ -290,9 +290,9 @@ def test_a_window_that_looks_ahead_is_refused_unless_it_holds_all(tiny: Any):
 def test_anchors_labels_and_weights():
     labels = torch.arange(40).view(2, 20).clone()
     labels[0, :6] = labels[1, 12:] = -100
-    anchors = choose_anchors(labels != -100, 9, 4, torch.Generator().manual_seed(0))
+    anchors = choose_anchors(labels != -100, 9, torch.Generator().manual_seed(0))
     assert anchors.shape == (2, 9)
-    assert set(anchors[0].tolist()) <= set(range(5, 17))
+    assert set(anchors[0].tolist()) <= set(range(5, 19))
     assert set(anchors[1].tolist()) <= set(range(11))
     assert (anchors.diff() >= 0).all()
     behind = block_labels(labels, torch.tensor([[5, 18], [9, 0]]), 4)
@@ -300,7 +300,7 @@ def test_anchors_labels_and_weights():
     logits = torch.zeros(1, 1, 3, 8)
     loss = block_loss(logits, torch.tensor([[[1, 2, -100]]]), gamma=4.0)
     assert float(loss) == pytest.approx((1 + 2.718281828 ** (-1 / 4)) / 2 * torch.tensor(8.0).log().item(), rel=1e-5)
-    none_learnt = choose_anchors(torch.zeros(1, 20, dtype=torch.bool), 3, 4)
+    none_learnt = choose_anchors(torch.zeros(1, 20, dtype=torch.bool), 3)
     assert none_learnt.tolist() == [[0, 0, 0]]
 
 

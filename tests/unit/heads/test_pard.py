@@ -40,6 +40,19 @@ def test_deeper_rows_are_dropped_with_those_that_build_on_them():
     assert torch.equal(rows.labels[1], rows.places + 1)
 
 
+def test_masks_stand_only_where_they_reach_a_label():
+    """Every label that masks can tell is told at every depth, and no group of masks is all prompt."""
+    texts = torch.arange(40).expand(2, -1).clone()
+    texts[:, :30] = -100
+    rows = parallel_rows(texts, MASK, 4, keep=1.0)
+    assert rows.depths.bincount().tolist() == [39, 12, 11, 10]
+    starts = rows.places - rows.depths
+    assert int(starts[rows.depths > 0].min()) == 26  # its last mask tells the first label, at 30
+    for depth in range(4):
+        assert rows.labels[0, rows.depths == depth].tolist()[-10:] == list(range(30, 40))
+    assert parallel_rows(torch.full((1, 9), -100), MASK, 4).depths.tolist() == [0] * 8
+
+
 def test_a_folder_as_published(tiny: Any, tmp_path: Path):
     """An ordinary causal model with pard_token and spd_type; it is read as any model."""
     save_pard(tiny, tmp_path, MASK, num_tokens=8)

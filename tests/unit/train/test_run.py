@@ -148,8 +148,9 @@ def test_what_cannot_be_done(first: TrainRun, tmp_path: Path, changes: dict[str,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"method": "eagle4"}, "'eagle4' cannot be trained; one of eagle3, eagle, mtp, mlp, medusa, draft can"),
+        ({"method": "eagle4"}, "'eagle4' cannot be trained; one of eagle3, eagle, .*, pard, dflash can"),
         ({"method": "eagle3", "num_steps": 0}, "num_steps=0 is outside"),
+        ({"method": "pard", "num_places": 0}, "num_places=0 is outside"),
         ({"method": "eagle3", "draft_vocab_size": 1}, "draft_vocab_size=1 is below 2"),
     ],
 )
