@@ -150,7 +150,7 @@ def test_a_token_that_is_not_taught_can_be_drafted(
     options = TrainOptions(method=method.__name__.rpartition(".")[2], draft_vocab_size=20)
     trainee = method.make(TrainTarget(tiny, "tiny", ()), texts, options)
     learn(trainee, batch, 10)
-    states = next(iter(trainee.head.unroll_states(trainee._scaled(batch), batch.token_ids, trainee.embeddings, 1)))
+    states = next(iter(trainee.head.unroll_states(trainee.states(batch), batch.token_ids, trainee.embeddings, 1)))
     states = states.detach().flatten(0, 1)
     among_few = trainee.token_ids[trainee.logits(states, 0).argmax(-1)]
     among_all = trainee.whole_logits(states).argmax(-1)
