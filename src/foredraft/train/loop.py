@@ -32,8 +32,10 @@ NUM_DRAFT_TOKENS = 4
 """Of the rounds in which acceptance is measured."""
 DTYPES = ("bfloat16", "float32")
 NUM_LOOKS = 10
-"""How often it is measured during a run, on :data:`FEW_TEXTS` texts."""
+"""How often it is measured during a run, on :data:`FEW_TEXTS` texts or fewer."""
 FEW_TEXTS = 16
+LOOK_SHARE = 0.2
+"""Of a run's time, which these looks may take."""
 CHECKPOINT_S = 60.0
 TELL_S = 5.0
 PACE_UPDATES = 30
@@ -50,6 +52,7 @@ class Trainer:
         folder: of the checkpoint.
         tell: gets a label and the share of the run that is done.
         dtype: of the products, bfloat16 or float32; weights are float32.
+        num_looked: texts that acceptance is measured on during the run.
 
     Attributes:
         history: loss and held-out acceptance, measured at the same updates in every run of the same length.
@@ -64,6 +67,7 @@ class Trainer:
         accelerator: Accelerator,
         tell: Tell = lambda label, share: None,
         dtype: str = "float32",
+        num_looked: int = FEW_TEXTS,
     ):
         self.trainee, self.texts, self.options, self.tell = trainee.to(accelerator.device), texts, options, tell
         self.folder = folder
@@ -71,7 +75,7 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self._accelerator = accelerator
         self._order = BatchOrder(training_windows(texts, options.window), options.num_rows, options.seed)
-        self._few = random.Random(0).sample(texts.held, min(FEW_TEXTS, len(texts.held)))
+        self._few = random.Random(0).sample(texts.held, min(num_looked, len(texts.held)))
         self._model = accelerator.prepare(trainee)
         self._optimizer = new_optimizer(trainee, options)
         self._num_done = 0
@@ -97,10 +101,16 @@ class Trainer:
         self._acceptance(self._few)
         return time.perf_counter() - started
 
+    @property
+    def num_looked(self) -> int:
+        return len(self._few)
+
     def updates_within(self, seconds: float) -> int:
-        """How many updates fit into a time, looks at held-out texts included."""
-        left = max(0.0, seconds - (NUM_LOOKS + 1) * self.seconds_of_look())
-        return updates_within(left, self.seconds_of_update, self.options.num_steps)
+        """How many updates fit into a time, looks at held-out texts included, at fewer if they would take long."""
+        looks_s = (NUM_LOOKS + 1) * self.seconds_of_look()
+        share = min(1.0, LOOK_SHARE * seconds / looks_s)
+        self._few = self._few[: max(1, int(share * len(self._few)))]
+        return updates_within(seconds - share * looks_s, self.seconds_of_update, self.options.num_steps)
 
     def resume(self) -> None:
         """Go on from the folder's checkpoint, if there is one."""

@@ -24,6 +24,7 @@ class Plan:
         num_pieces: of the store, to be made; None until the first has shown how long one takes.
         num_texts: of the store that are used; None until all are there.
         num_updates: None until their speed has been measured.
+        num_looked: texts that acceptance is measured on during the run; None takes the usual number.
         start_from: folder of an earlier run whose weights this one begins with.
         dtype: of the products.
     """
@@ -35,6 +36,7 @@ class Plan:
     num_pieces: int | None = None
     num_texts: int | None = None
     num_updates: int | None = None
+    num_looked: int | None = None
     start_from: str | None = None
 
 

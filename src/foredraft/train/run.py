@@ -31,7 +31,7 @@ from foredraft.train.checkpoint import read_checkpoint
 from foredraft.train.collect import collect, load_writer, open_store
 from foredraft.train.dataset import TextStore
 from foredraft.train.files import FromFiles
-from foredraft.train.loop import Trainer, fastest_dtype
+from foredraft.train.loop import FEW_TEXTS, Trainer, fastest_dtype
 from foredraft.train.methods import TRAINABLE
 from foredraft.train.options import TrainOptions
 from foredraft.train.own_words import OwnWords
@@ -124,11 +124,12 @@ def train_head(run: TrainRun, tell: Tell) -> TrainResult | None:
     trainee: Trainee = method.make(TrainTarget.of(loaded), texts, run.options)
     if plan.start_from is not None:
         _load_weights(trainee, Path(plan.start_from))
-    trainer = Trainer(trainee, texts, run.options, run.folder, accelerator, tell, plan.dtype)
+    looked = FEW_TEXTS if plan.num_looked is None else plan.num_looked
+    trainer = Trainer(trainee, texts, run.options, run.folder, accelerator, tell, plan.dtype, looked)
     if accelerator.is_main_process and plan.num_updates is None:
         tell("measuring the speed of training", 0.0)
         num_updates = run.num_updates or trainer.updates_within(_seconds_left(run, texts.store, started))
-        plan = write_plan(run.folder, replace(plan, num_updates=num_updates))
+        plan = write_plan(run.folder, replace(plan, num_updates=num_updates, num_looked=trainer.num_looked))
     accelerator.wait_for_everyone()
     plan = _wait_for(run.folder, "num_updates")
     assert plan.num_updates is not None

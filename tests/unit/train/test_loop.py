@@ -95,6 +95,16 @@ def test_measuring_the_speed_changes_nothing(store: TextStore, tmp_path: Path):
     assert not trainer._optimizer.state
 
 
+def test_a_short_run_looks_at_fewer_texts(store: TextStore, tmp_path: Path):
+    """Measuring acceptance takes a share of the time, and not all of it."""
+    trainer = trainer_for(store, tmp_path)
+    usual = trainer.num_looked
+    trainer.updates_within(60.0)
+    assert trainer.num_looked == usual > 1
+    assert trainer.updates_within(1e-3) == 1
+    assert trainer.num_looked == 1
+
+
 def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path):
     assert read_checkpoint(tmp_path) is None
     write_checkpoint(tmp_path, Checkpoint(3, {"a": torch.ones(2)}, {}, [0.5], [{"drafted": (1, 2)}]))
