@@ -51,18 +51,19 @@ class HiddenStates:
             self.start_of[row.sequence_id] = layout.slots.length(row.sequence_id)
 
 
-def tap(model: nn.Module, layers: Sequence[nn.Module], layer_ids: Sequence[int]) -> None:
-    """Let passes whose layout asks for hidden states note those of some layers.
-
-    Raises:
-        UnsupportedModelError: there is no layer of that number.
-    """
+def check_layer_ids(model: nn.Module, layers: Sequence[nn.Module], layer_ids: Sequence[int]) -> None:
+    """Raises UnsupportedModelError if there is no layer of a number."""
     for layer in layer_ids:
         if not AFTER_NORM <= layer <= len(layers):
             raise UnsupportedModelError(
                 f"hidden states of layer {layer} are wanted and {describe(model)} has {len(layers)} layers; ids go "
                 f"from 0, the embeddings, to {len(layers)}, and {AFTER_NORM} is what the head reads"
             )
+
+
+def tap(model: nn.Module, layers: Sequence[nn.Module], layer_ids: Sequence[int]) -> None:
+    """Let passes whose layout asks for hidden states note those of some layers."""
+    for layer in layer_ids:
         if layer == AFTER_NORM:
             any_model: Any = model
             any_model.base_model.register_forward_hook(_note(layer), with_kwargs=True)

@@ -16,7 +16,7 @@ from foredraft.errors import UnsupportedModelError
 from foredraft.target.attention import ATTENTION_NAME, register_attention
 from foredraft.target.compiled import CompiledModel
 from foredraft.target.early_exit import EarlyExit
-from foredraft.target.features import HiddenStates, tap
+from foredraft.target.features import HiddenStates, check_layer_ids, tap
 from foredraft.target.kinds import describe, state_kinds
 from foredraft.target.layers import LayerStack
 from foredraft.target.layout import PassLayout, PassRow, PassShape, build_layout
@@ -117,7 +117,7 @@ class TargetModel:
         if self.query_log is not None:
             layout = replace(layout, queries={})
         if wanted is not None:
-            layout = replace(layout, hidden_states={})
+            layout = replace(layout, hidden_states={}, wanted_states=wanted.layer_ids)
         self.slots.scratch_of.update((row.sequence_id, self) for row in rows)
         with torch.inference_mode():
             logits = self._logits_of(layout)
@@ -152,10 +152,11 @@ class TargetModel:
         Raises:
             UnsupportedModelError: the layers cannot be told, or there is none of a number.
         """
+        check_layer_ids(self.model, self.layers, layer_ids)
         new = [layer for layer in layer_ids if layer not in self._tapped]
-        if new:
+        if not isinstance(self._logits_of, LayerStack):  # which notes them itself
             tap(self.model, self.layers, new)
-            self._tapped.update(new)
+        self._tapped.update(new)
 
     @property
     def layers(self) -> list[nn.Module]:

@@ -80,7 +80,8 @@ class LayerStack:
     """The pass of a model whose layers are packed: they in as few calls as possible, and little around them.
 
     Embeddings, rotary positions, layers, norm and head, as transformers' models of the Llama kind have them. Whether
-    the model does no more than that is for the caller to find out by its logits. Layers with hooks run one by one.
+    the model does no more than that is for the caller to find out by its logits. Layers with hooks run one by one;
+    states that the pass was asked for are noted between two calls.
 
     Args:
         list_name: of the model's list of layers.
@@ -101,24 +102,28 @@ class LayerStack:
     def __call__(self, layout: PassLayout) -> Tensor:
         """Logits ``[num_logits (padded), vocab]``."""
         hidden = self._embeddings(layout.token_ids)
+        _note(layout, 0, hidden)
         hidden = self._norm(self._through_layers(hidden, self._rotary(hidden, position_ids=layout.positions), layout))
-        if layout.hidden_states is not None:
-            layout.hidden_states[AFTER_NORM] = hidden[0]
+        _note(layout, AFTER_NORM, hidden)
         logits: Tensor = self._head(hidden[0, layout.logits_index])
         return logits
 
     def _through_layers(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], layout: PassLayout) -> Tensor:
         in_one_call = layout.native is not None and layout.queries is None
-        start = 0
-        for joined, group in groupby(self._layers, lambda layer: in_one_call and _is_unobserved(layer)):
-            layers = list(group)
+
+        def kind(at: int) -> tuple[bool, int]:
+            """Consecutive layers of one kind run together; a state that is wanted lies between two kinds."""
+            return in_one_call and _is_unobserved(self._layers[at]), sum(n <= at for n in layout.wanted_states)
+
+        for (joined, _), group in groupby(range(len(self._layers)), kind):
+            places = list(group)
             if joined:
-                at = ctypes.byref(self._table, start * ctypes.sizeof(LayerEntry))
-                hidden = run_layers(at, len(layers), self._width, self._arena, hidden, layout, rotary)
+                at = ctypes.byref(self._table, places[0] * ctypes.sizeof(LayerEntry))
+                hidden = run_layers(at, len(places), self._width, self._arena, hidden, layout, rotary)
             else:
-                for layer in layers:
-                    hidden = layer(hidden, position_embeddings=rotary, layout=layout)
-            start += len(layers)
+                for place in places:
+                    hidden = self._layers[place](hidden, position_embeddings=rotary, layout=layout)
+            _note(layout, places[-1] + 1, hidden)
         return hidden
 
 
@@ -156,6 +161,12 @@ def layer_entry(attention: PackedAttention, behind: PackedRMSNorm, mlp: PackedGa
         attention.head_dim, down.num_inputs, attention.window or 0, attention.rotary,
         0.0, q_norm.eps_value if q_norm else 0.0, behind.eps_value, attention.scaling,
     )  # fmt: skip
+
+
+def _note(layout: PassLayout, number: int, hidden: Tensor) -> None:
+    """Keep a state that the pass was asked for."""
+    if layout.hidden_states is not None and number in layout.wanted_states:
+        layout.hidden_states[number] = hidden[0]
 
 
 def _is_unobserved(layer: nn.Module) -> bool:

@@ -75,7 +75,8 @@ class PassLayout:
     ``rows`` is ``[num_rows, 6]``: first token, number of tokens, slot, place of the first token, first position of
     the draft tree and its first row in ``paths``, or -1 for a chain. ``paths [nodes, depth]`` holds for each node of
     a tree the places of its ancestors and its own. ``queries``, if it is there, gets each layer's queries
-    ``[T, query_heads, D]`` and their scale; ``hidden_states`` likewise the states ``[T, hidden]`` of tapped layers.
+    ``[T, query_heads, D]`` and their scale; ``hidden_states`` likewise the states ``[T, hidden]`` of tapped layers,
+    those of ``wanted_states`` at least.
     """
 
     slots: KVSlots
@@ -91,6 +92,7 @@ class PassLayout:
     laid: list[LaidRow]
     queries: dict[int, tuple[Tensor, float]] | None = None
     hidden_states: dict[int, Tensor] | None = None
+    wanted_states: tuple[int, ...] = ()
 
     @cached_property
     def segments(self) -> list[Segment]:

@@ -131,13 +131,13 @@ def test_threads_change_no_bit(llama):
 
 
 def test_states_that_are_wanted_split_the_call(llama, calls):
-    """Layers that somebody looks at run alone; the states are those of the steps."""
+    """Between two calls each is noted; the states are those of the steps."""
     expected = run(by_steps(llama), PASSES["ragged"])
     wanted = (0, 2, 4, AFTER_NORM)
     llama.tap(wanted)
     calls.clear()
     logits, *rest = run(llama, PASSES["ragged"], wanted)
-    assert calls == [1, 1, 1, 1]  # the first is looked at before, the second and the fourth behind
+    assert calls == [2, 2]
     assert same([logits, *rest[3:]], expected)
     steps = by_steps(llama)
     steps._tapped = set()
