@@ -192,9 +192,9 @@ class CombinedDrafter(Drafter):
             if self._seen[index]:
                 able = [i for i, row in enumerate(rows) if self._may_draft(index, row)]
                 asked = [_limited(rows[i], self.limits[index]) for i in able]
-                self._ask(index, asked, [states[i] for i in able])
                 for i, offer in zip(able, source.offers(asked), strict=True):
                     states[i].match_lens[index] = offer.match_len
+                self._ask(index, asked, [states[i] for i in able])
         for row, state in zip(rows, states, strict=True):
             state.chosen = self._choose(row, state)
 

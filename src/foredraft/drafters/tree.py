@@ -29,6 +29,10 @@ class DraftTree(Generic[State]):
     probs: list[float] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
 
+    def first(self, count: int) -> DraftTree[State]:
+        """The tree of the nodes that were taken first."""
+        return DraftTree(self.token_ids[:count], self.parents[:count], self.probs[:count], self.states[:count])
+
     @property
     def expected_len(self) -> float:
         """Expected number of accepted tokens, if the path probabilities are right."""

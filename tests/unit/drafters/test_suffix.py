@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foredraft.drafters import DraftRow
+from foredraft.drafters import DraftRow, Offer
 from foredraft.drafters.context_tree import ContextTree
 from foredraft.drafters.response_store import ResponseStore
 from foredraft.drafters.suffix import SuffixDrafter, SuffixRule, best_candidate, likeliest_tree
@@ -268,3 +268,11 @@ def lines_run(work):
     finally:
         sys.settrace(before)
     return count
+
+
+def test_what_was_offered_is_drafted_as_far_as_it_is_wanted():
+    """Asked for less than was offered, its first tokens come; of a text that grew, another candidate's."""
+    drafter, text = SuffixDrafter(8, RULE), [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
+    assert drafter.offers([row(0, text, 3)]) == [Offer(3, 3, is_free=True)]
+    assert proposed(drafter, 0, text, 2) == [4, 5]
+    assert proposed(drafter, 0, [*text, 4], 2) == [5, 6]
