@@ -18,9 +18,9 @@ from foredraft.heads.dflash_format import default_target_layers, save_dflash
 from foredraft.target.features import AFTER_NORM
 from foredraft.train.batches import Batch
 from foredraft.train.options import TrainOptions
-from foredraft.train.scaled import SOFTER, ScaledTrainee, layer_options
+from foredraft.train.scaled import SOFTER, ScaledTrainee, head_vocabulary, layer_options
 from foredraft.train.trainee import TrainTarget, TrainTexts, soft_cross_entropy, target_law
-from foredraft.train.vocabulary import default_size, draft_vocabulary, mask_token
+from foredraft.train.vocabulary import mask_token
 
 NUM_READ = 3
 """Layers of the target that are read."""
@@ -33,7 +33,7 @@ def feature_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> DFlashTrainee:
-    config, counts = target.model.config.get_text_config(), texts.token_counts()
+    config = target.model.config.get_text_config()
     known = {"head_dim": config.hidden_size // config.num_attention_heads, **layer_options(target)}
     layers = _read(config.num_hidden_layers)
 
@@ -41,7 +41,7 @@ def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> DFlas
         return DFlashConfig(
             layer=Qwen3Config(**known, num_hidden_layers=options.num_layers, tie_word_embeddings=False),
             block_size=options.num_places + 1,
-            mask_token_id=mask_token(counts, target.embeddings, target.always_drafted),
+            mask_token_id=mask_token(texts.token_counts(), target.embeddings, target.always_drafted),
             target_vocab_size=config.vocab_size,
             target_hidden_size=config.hidden_size,
             feature_layers=layers,
@@ -50,12 +50,7 @@ def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> DFlas
             draft_vocab_size=draft_vocab_size,
         )
 
-    size = options.draft_vocab_size
-    if size is None:
-        with torch.device("meta"):
-            body = DFlashHead(head_config(1))
-        size = default_size(sum(p.numel() for p in body.parameters()), config.hidden_size, config.vocab_size)
-    vocabulary = draft_vocabulary(counts, size, target.always_drafted)
+    vocabulary = head_vocabulary(lambda size: DFlashHead(head_config(size)), target, texts, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         head = DFlashHead(head_config(len(vocabulary)))

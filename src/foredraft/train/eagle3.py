@@ -16,10 +16,9 @@ from foredraft.heads.eagle3 import Eagle3Config, Eagle3Head
 from foredraft.heads.eagle3_format import default_feature_layers, save_eagle3
 from foredraft.target.features import AFTER_NORM
 from foredraft.train.options import TrainOptions
-from foredraft.train.scaled import SOFTER
+from foredraft.train.scaled import SOFTER, head_vocabulary
 from foredraft.train.trainee import TrainTarget, TrainTexts
 from foredraft.train.unrolled import UnrolledTrainee, llama_layer, pass_state_through
-from foredraft.train.vocabulary import default_size, draft_vocabulary
 
 
 def feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -39,12 +38,7 @@ def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> Eagle
             feature_layers=layers,
         )
 
-    size = options.draft_vocab_size
-    if size is None:
-        with torch.device("meta"):
-            body = Eagle3Head(head_config(1))
-        size = default_size(sum(p.numel() for p in body.parameters()), config.hidden_size, config.vocab_size)
-    vocabulary = draft_vocabulary(texts.token_counts(), size, target.always_drafted)
+    vocabulary = head_vocabulary(lambda size: Eagle3Head(head_config(size)), target, texts, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         head = Eagle3Head(head_config(len(vocabulary)))

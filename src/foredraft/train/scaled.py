@@ -6,14 +6,16 @@ the weights when the head is written, and the engine knows nothing of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foredraft.train.batches import Batch
 from foredraft.train.options import TrainOptions
-from foredraft.train.trainee import Trainee, TrainTarget, parameter_groups
+from foredraft.train.trainee import Trainee, TrainTarget, TrainTexts, parameter_groups
+from foredraft.train.vocabulary import default_size, draft_vocabulary
 
 SOFTER = 0.4
 """Of the target's logits, with which a head begins that says at first what the target says one place before."""
@@ -74,3 +76,19 @@ def layer_options(target: TrainTarget) -> dict[str, Any]:
     """Of a decoder layer of the target's sizes, in transformers' names."""
     config = target.model.config.get_text_config()
     return {name: getattr(config, name) for name in LAYER_OPTIONS if getattr(config, name, None) is not None}
+
+
+def head_vocabulary(
+    head_of: Callable[[int], nn.Module], target: TrainTarget, texts: TrainTexts, options: TrainOptions
+) -> Tensor:
+    """Tokens that a head can draft, ascending: the most frequent ones, by default as many as keep the head small.
+
+    Args:
+        head_of: makes a head with a draft vocabulary of so many tokens.
+    """
+    size, config = options.draft_vocab_size, target.model.config.get_text_config()
+    if size is None:
+        with torch.device("meta"):
+            num_parameters = sum(parameter.numel() for parameter in head_of(1).parameters())
+        size = default_size(num_parameters, config.hidden_size, config.vocab_size)
+    return draft_vocabulary(texts.token_counts(), size, target.always_drafted)
