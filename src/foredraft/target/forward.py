@@ -152,9 +152,10 @@ class TargetModel:
         Raises:
             UnsupportedModelError: the layers cannot be told, or there is none of a number.
         """
-        check_layer_ids(self.model, self.layers, layer_ids)
         new = [layer for layer in layer_ids if layer not in self._tapped]
-        if not isinstance(self._logits_of, LayerStack):  # which notes them itself
+        if new:
+            check_layer_ids(self.model, self.layers, new)
+        if new and not isinstance(self._logits_of, LayerStack):  # which notes them itself
             tap(self.model, self.layers, new)
         self._tapped.update(new)
 
