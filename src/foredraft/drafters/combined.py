@@ -144,7 +144,8 @@ class CombinedDrafter(Drafter):
         for index, seen in enumerate(self._seen):
             if not seen:
                 picked = [i for i, state in enumerate(states) if state.chosen == index and rows[i].num_draft_tokens]
-                self._ask(index, [rows[i] for i in picked], [states[i] for i in picked])
+                asked = [_limited(rows[i], self.limits[index]) for i in picked]
+                self._ask(index, asked, [states[i] for i in picked])
         for state in states:
             state.limit = -1
         chosen = [state.proposals[state.chosen] or Proposal([], [], []) for state in states]
@@ -203,8 +204,7 @@ class CombinedDrafter(Drafter):
 
     def _ask(self, index: int, rows: Sequence[DraftRow], states: Sequence[_State]) -> None:
         if rows:
-            limited = [_limited(row, self.limits[index]) for row in rows]
-            for state, proposal in zip(states, _rows_of(self.sources[index].propose(limited)), strict=True):
+            for state, proposal in zip(states, _rows_of(self.sources[index].propose(rows)), strict=True):
                 state.proposals[index] = proposal
 
     def _may_draft(self, index: int, row: DraftRow) -> bool:

@@ -117,7 +117,7 @@ class _Text:
     text was, how many tokens were wanted, and the candidate with the length of its suffix."""
 
     def __init__(self, max_tree_depth: int, num_prompt_tokens: int):
-        self.offered: tuple[int, int, tuple[Candidate, int]] | None = None
+        self.offered: tuple[int, int, tuple[Candidate, int]] = (0, 0, (Candidate(), 0))
         self.tree = ContextTree(max_tree_depth)
         self.tree.begin_text()
         self.num_prompt_tokens = num_prompt_tokens
@@ -150,7 +150,7 @@ class SuffixDrafter(Drafter):
         return [Offer(len(each.token_ids), match_len, is_free=True) for each, match_len in found]
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
-        found = [self._candidate(row)[0].first(row.num_draft_tokens) for row in rows]
+        found = [self._candidate(row)[0] for row in rows]
         return tree_draft(
             [each.token_ids for each in found],
             [each.parents for each in found],
@@ -175,12 +175,9 @@ class SuffixDrafter(Drafter):
         if text is None:  # the first draft of a request: all of its text is prompt
             text = self._texts[row.sequence_id] = _Text(self.max_tree_depth, len(row.token_ids))
         text.extend(row.token_ids)
-        if (
-            text.offered is not None
-            and text.offered[0] == len(row.token_ids)
-            and text.offered[1] >= row.num_draft_tokens
-        ):
-            return text.offered[2]
+        length, limit, (candidate, match_len) = text.offered
+        if length == len(row.token_ids) and limit >= row.num_draft_tokens:
+            return candidate.first(row.num_draft_tokens), match_len
         own = best_candidate(text.tree, row.token_ids, row.num_draft_tokens, self.rule)
         if self.responses is None or own[0].expected_len >= row.num_draft_tokens:
             return own

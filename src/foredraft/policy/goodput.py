@@ -10,9 +10,9 @@ is highest (goodput as in SmartSpec, Liu et al., 2406.14066; there with one leng
 in the same pass take whatever is drafted are left out: they are not the drafts' to earn.
 
 Two things are not seen by doing always what seems best, and are looked at now and then, with back-off. Where a route
-gets no drafts, a row of it is given one token, as often as one per cent of the time pays for; half as often after each
-time that this changes nothing, down to a tenth of a per cent. Where all steps draft, a step is made without: after a
-few, then twice as many, and so on as long as it takes as long as was expected.
+gets no drafts of a source, a row of it is given one token, as often as one per cent of the time pays for; half as often
+after each time that this changes nothing, down to a tenth of a per cent. Where all steps draft, a step is made without:
+after a few, then twice as many, and so on as long as it takes as long as was expected.
 """
 
 from __future__ import annotations

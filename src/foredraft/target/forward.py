@@ -155,9 +155,9 @@ class TargetModel:
         new = [layer for layer in layer_ids if layer not in self._tapped]
         if new:
             check_layer_ids(self.model, self.layers, new)
-        if new and not isinstance(self._logits_of, LayerStack):  # which notes them itself
-            tap(self.model, self.layers, new)
-        self._tapped.update(new)
+            if not isinstance(self._logits_of, LayerStack):  # which notes them itself
+                tap(self.model, self.layers, new)
+            self._tapped.update(new)
 
     @property
     def layers(self) -> list[nn.Module]:

@@ -18,7 +18,7 @@ from foredraft.heads.dflash_format import default_target_layers, save_dflash
 from foredraft.target.features import AFTER_NORM
 from foredraft.train.batches import Batch
 from foredraft.train.options import TrainOptions
-from foredraft.train.scaled import SOFTER, ScaledTrainee, head_vocabulary, layer_options
+from foredraft.train.scaled import ScaledTrainee, begin_with_targets_head, head_vocabulary, layer_options
 from foredraft.train.trainee import TrainTarget, TrainTexts, soft_cross_entropy, target_law
 from foredraft.train.vocabulary import mask_token
 
@@ -55,11 +55,7 @@ def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> DFlas
         torch.manual_seed(options.seed)
         head = DFlashHead(head_config(len(vocabulary)))
     head.set_vocabulary(vocabulary)
-    with torch.no_grad():
-        head.lm_head.weight.copy_(target.lm_head[vocabulary])
-        norm = getattr(target.model.base_model, "norm", None)
-        if norm is not None and norm.weight.shape == head.norm.weight.shape:
-            head.norm.weight.copy_(SOFTER * norm.weight)
+    begin_with_targets_head(head, target)
     return DFlashTrainee(head, target, texts.scales(layers), options)
 
 

@@ -16,7 +16,7 @@ from foredraft.heads.eagle3 import Eagle3Config, Eagle3Head
 from foredraft.heads.eagle3_format import default_feature_layers, save_eagle3
 from foredraft.target.features import AFTER_NORM
 from foredraft.train.options import TrainOptions
-from foredraft.train.scaled import SOFTER, head_vocabulary
+from foredraft.train.scaled import begin_with_targets_head, head_vocabulary
 from foredraft.train.trainee import TrainTarget, TrainTexts
 from foredraft.train.unrolled import UnrolledTrainee, llama_layer, pass_state_through
 
@@ -43,9 +43,8 @@ def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> Eagle
         torch.manual_seed(options.seed)
         head = Eagle3Head(head_config(len(vocabulary)))
     head.set_vocabulary(vocabulary)
-    scales = texts.scales(layers)
     start_from_target(head, target)
-    return Eagle3Trainee(head, target, scales, options)
+    return Eagle3Trainee(head, target, texts.scales(layers), options)
 
 
 class Eagle3Trainee(UnrolledTrainee):
@@ -72,19 +71,14 @@ class Eagle3Trainee(UnrolledTrainee):
         save_eagle3(head.to(self._dtype), path, self._verifier, num_tokens=4)
 
 
-@torch.no_grad()
 def start_from_target(head: Eagle3Head, target: TrainTarget) -> None:
     """Let a head begin with what leads from the highest state that it reads to the target's vocabulary.
 
-    The state goes through as it is, into the target's norm and head, with softer logits, since at first they are those
-    of the wrong place. The decoder layer begins at random: in trials of 50 updates that learnt faster than the
-    target's last layer. Longer ones were not compared.
+    The state goes through as it is, into the target's norm and head. The decoder layer begins at random: in trials of
+    50 updates that learnt faster than the target's last layer. Longer ones were not compared.
     """
     pass_state_through(head.fc)
-    head.lm_head.weight.copy_(target.lm_head[head.token_ids])
-    norm = getattr(target.model.base_model, "norm", None)
-    if norm is not None and norm.weight.shape == head.norm.weight.shape:
-        head.norm.weight.copy_(SOFTER * norm.weight)
+    begin_with_targets_head(head, target)
 
 
 def _read(num_layers: int) -> tuple[int, ...]:

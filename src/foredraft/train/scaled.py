@@ -92,3 +92,13 @@ def head_vocabulary(
             num_parameters = sum(parameter.numel() for parameter in head_of(1).parameters())
         size = default_size(num_parameters, config.hidden_size, config.vocab_size)
     return draft_vocabulary(texts.token_counts(), size, target.always_drafted)
+
+
+@torch.no_grad()
+def begin_with_targets_head(head: Any, target: TrainTarget) -> None:
+    """Let a head with a draft vocabulary begin with the target's norm and projection; with softer logits, since at
+    first they are those of the wrong place."""
+    head.lm_head.weight.copy_(target.lm_head[head.token_ids])
+    norm = getattr(target.model.base_model, "norm", None)
+    if norm is not None and norm.weight.shape == head.norm.weight.shape:
+        head.norm.weight.copy_(SOFTER * norm.weight)
