@@ -42,8 +42,8 @@ void tile(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, 
   for (int64_t k = 0; k < K; k += 2) {
     const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w);
     const __m512bh w1 = (__m512bh)_mm512_loadu_si512(w + kBlock);
-    _mm_prefetch(reinterpret_cast<const char*>(w) + 4096, _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(w) + 4160, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(w) + 4096, _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(w) + 4160, _MM_HINT_T1);
     w += 2 * kBlock;
     for (int r = 0; r < R; ++r) {
       const __m512bh xr = (__m512bh)pair_to_float(x + r * ldx + k);
