@@ -26,7 +26,7 @@ def test_heads_have_a_card_and_are_small() -> None:
 
 @pytest.mark.parametrize("tree_width", [1, 4])
 def test_it_drafts_what_the_model_says_and_changes_nothing(tree_width: int) -> None:
-    llm = LLM(MODEL, dtype="bfloat16", enable_prefix_caching=False)  # a head has no states of a reused prefix
+    llm = LLM(MODEL, dtype="bfloat16")
     config = SpeculativeConfig(
         method="eagle3", model=HEAD, num_speculative_tokens=4 * tree_width, tree_width=tree_width, policy="fixed"
     )

@@ -114,8 +114,8 @@ class Drafter(ABC):
         """The hidden states of tokens that were committed to the target's cache, before ``observe``.
 
         They come in order, those of every token once, parts of a prompt too; of a sequence that was forgotten they
-        come again, some of the last ones where the target's state goes back after a rejection, and from ``start`` on
-        where the cache begins with a prefix computed for another sequence.
+        come again, and some of the last ones where the target's state goes back after a rejection. Those of a prefix
+        that another sequence computed come before the sequence's first step.
 
         Args:
             token_ids: the committed text; at least one token of it follows those with features.

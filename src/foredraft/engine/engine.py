@@ -77,7 +77,9 @@ class Engine:
         self.policy: Policy = policy or FixedPolicy(config.max_draft_tokens)
         self.verifier = Verifier(config)
         max_retained = max_num_seqs if enable_prefix_caching else 0
-        self.memory = CacheMemory(target, config.max_draft_tokens, max_kv_bytes, max_retained)
+        self.memory = CacheMemory(
+            target, config.max_draft_tokens, max_kv_bytes, max_retained, len(drafter.feature_layers)
+        )
         self.scheduler: Scheduler[Sequence] = Scheduler(max_num_seqs, max_num_batched_tokens, self.memory)
         self.sequences: dict[str, Sequence] = {}
         self.watchers: list[Watcher] = []
@@ -222,6 +224,7 @@ class Engine:
             self._set_back(sequence)
         for sequence in self.scheduler.admit():
             self.memory.open(sequence, self.scheduler.running)
+            self._hand_reused_states(sequence)
             sequence.admitted_s = sequence.admitted_s or time.perf_counter()
         return self.scheduler.schedule()
 
@@ -303,6 +306,12 @@ class Engine:
             start = features.start_of[sequence.sequence_id]
             known = states[: min(num_new, len(sequence.token_ids) - 1 - start)]
             self.drafter.observe_features(sequence.sequence_id, sequence.token_ids, start, known)
+
+    def _hand_reused_states(self, sequence: Sequence) -> None:
+        """Give the drafter the hidden states that came with the prefix of another sequence."""
+        states = self.target.slots.read_states(sequence.sequence_id) if self.drafter.feature_layers else None
+        if states is not None and len(states):
+            self.drafter.observe_features(sequence.sequence_id, sequence.token_ids, 0, states)
 
     def _show(self, sequences: list[Sequence], draft: Draft, verdicts: list[Verdict], logits: Tensor) -> None:
         """Let the drafter see what the target found likely behind every token of the draft."""

@@ -16,13 +16,19 @@ class CacheMemory:
         max_draft_tokens: most of a step and sequence.
         max_bytes: of keys and values; None is no limit.
         max_retained: texts of ended sequences that are kept for reuse; 0 turns reuse off.
+        num_states: of how many layers the hidden states are kept with them.
 
     Raises:
         InvalidOptionError: not even one sequence of the longest kind fits.
     """
 
-    def __init__(self, target: TargetModel, max_draft_tokens: int, max_bytes: int | None, max_retained: int):
+    def __init__(
+        self, target: TargetModel, max_draft_tokens: int, max_bytes: int | None, max_retained: int, num_states: int = 0
+    ):
         self._target, self._slots, self._max_draft_tokens = target, target.slots, max_draft_tokens
+        self._num_states = num_states
+        if max_retained and num_states:
+            self._slots.keep_states(num_states, target.hidden_size)
         self._slots.limit(max_bytes, max_retained)
         if not self.fits(1, target.max_model_len):
             positions = target.num_positions(target.max_model_len, max_draft_tokens)
@@ -53,6 +59,13 @@ class CacheMemory:
             sequence.metrics.num_cached_tokens = cached
 
     def close(self, sequence: Sequence) -> None:
-        """Free a sequence's slot, if it has one; what was given out of its text may be reused."""
-        if sequence.sequence_id in self._slots:
+        """Free a sequence's slot, if it has one; what was given out of its text may be reused.
+
+        Not where another engine on this target needs states that this one's passes do not give.
+        """
+        if sequence.sequence_id not in self._slots:
+            return
+        if self._slots.states is None or self._num_states:
             self._slots.retain(sequence.sequence_id, sequence.token_ids)
+        else:
+            self._slots.close(sequence.sequence_id)

@@ -41,9 +41,10 @@ class HiddenStates:
     start_of: dict[int, int] = field(default_factory=dict)
 
     def take(self, rows: Sequence[PassRow], layout: PassLayout) -> None:
-        """Split what the taps left in the layout by rows."""
+        """Split what the taps left in the layout by rows; slots that keep states get them."""
         assert layout.hidden_states is not None
         states = torch.stack([layout.hidden_states[layer] for layer in self.layer_ids], 1)
+        layout.slots.write_states(layout.write_index, states)
         by_slot = {layout.slots.slot(row.sequence_id): row for row in rows}
         for laid in layout.laid:
             row = by_slot[laid.slot]

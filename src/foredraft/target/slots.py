@@ -169,7 +169,7 @@ class KVSlots(KVStorage):
         self._lengths[slot] = length
         if list(path) != list(range(len(path))):
             moved = torch.tensor(path, device=self.device) + draft_start
-            for store in (*self.keys, *self.values):
+            for store in self.stores:
                 store[slot, draft_start:length] = store[slot, moved]
 
     def truncate(self, sequence_id: int, length: int) -> int:
@@ -234,6 +234,17 @@ class KVSlots(KVStorage):
         slot, length = self._slot_of[sequence_id], self.length(sequence_id)
         return [(k[slot, :length], v[slot, :length]) for k, v in zip(self.keys, self.values, strict=True)]
 
+    def keep_states(self, num_layers: int, hidden_size: int) -> None:
+        """From now on keep the hidden states of so many layers with the entries of each token."""
+        if self.states is None or self.states.shape[2:] != (num_layers, hidden_size):
+            self.drop_retained()
+            self.states = self._zeros(self.num_slots, self.capacity, num_layers, hidden_size)
+
+    def read_states(self, sequence_id: int) -> Tensor | None:
+        """The hidden states ``[length, layers, hidden]`` of a sequence's committed tokens, if they are kept."""
+        slot = self._slot_of[sequence_id]
+        return None if self.states is None else self.states[slot, : self._lengths[slot]].clone()
+
     def check_integrity(self) -> None:
         """Assert the invariants of the book-keeping (used by tests and the soak run)."""
         assert len(self._owners) == len(self._lengths) == len(self._slot_of)
@@ -243,7 +254,7 @@ class KVSlots(KVStorage):
         assert self.num_open + self.num_retained + len(free) == self.num_slots
         assert all(SHORTEST <= len(self._retained[slot]) <= self.capacity for slot in self._retained)
         assert self.num_retained <= self.max_retained
-        assert self.allocated_bytes == sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        assert self.allocated_bytes == sum(store.numel() * store.element_size() for store in self.stores)
         assert self.max_positions is None or self.num_slots * self.capacity <= self.max_positions
 
     # -- moving entries and slots ----------------------------------------------------------------------

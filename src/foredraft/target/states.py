@@ -43,6 +43,7 @@ class StateSlots:
 
     def __init__(self, max_len: int):
         self.max_len = max_len
+        self.states: Tensor | None = None
         self._held: dict[int, _Held] = {}
 
     @property
@@ -73,6 +74,12 @@ class StateSlots:
 
     def drop_retained(self) -> None:
         """Nothing is retained."""
+
+    def keep_states(self, num_layers: int, hidden_size: int) -> None:
+        """No sequence begins with another's prefix, so nobody asks for its hidden states."""
+
+    def read_states(self, sequence_id: int) -> Tensor | None:
+        return None
 
     def limit(self, max_bytes: int | None, max_retained: int) -> None:
         """States take the same room however long the text is; they are not limited by bytes."""

@@ -35,6 +35,7 @@ class KVStorage:
 
     Attributes:
         max_positions: slots times capacity, at most; None is no limit.
+        states: hidden states ``[num_slots, capacity, layers, hidden]`` of the same tokens, or None.
         addresses: of each layer's keys, and of its values, for native code.
     """
 
@@ -43,8 +44,9 @@ class KVStorage:
         self.dtype, self.device, self.max_len = dtype, device, max_len
         self.num_slots, self.capacity = 0, 0
         self.max_positions: int | None = None
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self.keys = [self._zeros(0, 0, s.num_kv_heads, s.key_dim) for s in layers]
+        self.values = [self._zeros(0, 0, s.num_kv_heads, s.value_dim) for s in layers]
+        self.states: Tensor | None = None
         self._views: dict[tuple[int, int, int, int], tuple[Tensor, Tensor]] = {}
         self.resize(1, GROWTH)
 
@@ -54,13 +56,13 @@ class KVStorage:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token over all layers."""
-        return sum(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.layers) * self._item_bytes
+        """Bytes of one token over all layers, its hidden states included where they are kept."""
+        return sum(store[0, 0].numel() for store in self.stores) * self._item_bytes
 
     @property
     def bytes_per_position(self) -> int:
         """What a limit is divided by: a token's bytes, and those of one tensor more, which is there twice in a copy."""
-        largest = max((s.num_kv_heads * max(s.key_dim, s.value_dim) for s in self.layers), default=0)
+        largest = max((store[0, 0].numel() for store in self.stores), default=0)
         return self.bytes_per_token + largest * self._item_bytes
 
     def fits(self, num_sequences: int, num_tokens: int) -> bool:
@@ -103,12 +105,22 @@ class KVStorage:
             )
         return self._views[at]
 
+    def write_states(self, index_T: Tensor, states_TLH: Tensor) -> None:
+        """Store hidden states at flat positions, if states of this kind are kept."""
+        if self.states is not None and self.states.shape[2:] == states_TLH.shape[1:]:
+            self.states.view(-1, *states_TLH.shape[1:]).index_copy_(0, index_T, states_TLH)
+
+    @property
+    def stores(self) -> list[Tensor]:
+        """All tensors, ``[num_slots, capacity, ...]`` each."""
+        return [*self.keys, *self.values, *([] if self.states is None else [self.states])]
+
     def copy_entries(self, source: int, to: int, length: int) -> None:
-        for store in (*self.keys, *self.values):
+        for store in self.stores:
             store[to, :length] = store[source, :length]
 
     def swap_entries(self, a: int, b: int, a_len: int, b_len: int) -> None:
-        for store in (*self.keys, *self.values):
+        for store in self.stores:
             held = store[a, :a_len].clone()
             store[a, :b_len] = store[b, :b_len]
             store[b, :a_len] = held
@@ -121,24 +133,23 @@ class KVStorage:
     def resize(self, num_slots: int, capacity: int) -> None:
         """Keep what fits of the entries; the rest of the storage is zeros."""
         self._views.clear()  # they would keep the old tensors alive
-        old_keys, old_values = self.keys, self.values
-        self.keys = [
-            self._grown(old_keys, i, s.num_kv_heads, s.key_dim, num_slots, capacity) for i, s in enumerate(self.layers)
-        ]
-        self.values = [
-            self._grown(old_values, i, s.num_kv_heads, s.value_dim, num_slots, capacity)
-            for i, s in enumerate(self.layers)
-        ]
+        for stores in (self.keys, self.values):
+            for i, old in enumerate(stores):  # frees one before the next is made: the peak is one tensor, not the cache
+                stores[i] = self._grown(old, num_slots, capacity)
+                del old
+        if self.states is not None:
+            self.states = self._grown(self.states, num_slots, capacity)
         self.num_slots, self.capacity = num_slots, capacity
         self.addresses = _addresses(self.keys), _addresses(self.values)
 
-    def _grown(self, old: list[Tensor], layer: int, heads: int, dim: int, num_slots: int, capacity: int) -> Tensor:
-        new = torch.zeros(num_slots, capacity, heads, dim, dtype=self.dtype, device=self.device)
-        if old:
-            slots, places = min(num_slots, self.num_slots), min(capacity, self.capacity)
-            new[:slots, :places] = old[layer][:slots, :places]
-            old[layer] = new  # frees the old layer at once: the peak is one layer, not the whole cache
+    def _grown(self, old: Tensor, num_slots: int, capacity: int) -> Tensor:
+        new = self._zeros(num_slots, capacity, *old.shape[2:])
+        slots, places = min(num_slots, len(old)), min(capacity, old.shape[1])
+        new[:slots, :places] = old[:slots, :places]
         return new
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
 
 def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:

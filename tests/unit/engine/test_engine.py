@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from foredraft.drafters.ngram import NGramDrafter
 from foredraft.errors import RequestError
@@ -228,3 +229,31 @@ def test_a_drafter_gets_each_state_of_a_text_once(target, plain, num_right):
     assert {sequence.finish_reason for sequence in sequences} == {FinishReason.STOP, FinishReason.LENGTH}
     for sequence in sequences:
         assert counts[sequence.sequence_id] == len(sequence.token_ids) - 1
+
+
+def test_states_come_along_with_a_prefix_of_another_sequence(model, plain):
+    """Those that a pass of its own would give; not from an engine whose passes give none."""
+    texts = [prompt + output for prompt, output in zip(PROMPTS, plain, strict=True)]
+    longer = [[*text, 3, 1, 4, 1, 5] for text in texts]
+
+    class Collecting(OracleDrafter):
+        feature_layers = (0, 2)
+
+        def observe_features(self, sequence_id, token_ids, start, features):
+            parts = states.setdefault(sequence_id, [])
+            assert sum(map(len, parts)) == start
+            parts.append(features.clone())
+
+    found = []
+    for caching in (False, True):
+        states: dict[int, list[torch.Tensor]] = {}
+        target = target_for(model)
+        engine = engine_for(target, Collecting(texts, 64, 2), enable_prefix_caching=caching)
+        stateless = engine_for(target, enable_prefix_caching=caching)
+        run(stateless, longer, SamplingParams(temperature=0, max_tokens=2))
+        sequences = run(engine, PROMPTS, GREEDY) + run(engine, longer, GREEDY)
+        num_cached = [sequence.metrics.num_cached_tokens for sequence in sequences]
+        assert not any(num_cached[: len(PROMPTS)]), "the other engine's passes gave no states"
+        assert all(num_cached[len(PROMPTS) :]) == caching
+        found.append([torch.cat(states[sequence.sequence_id]) for sequence in sequences])
+    assert all(map(torch.equal, *found))

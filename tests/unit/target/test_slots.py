@@ -27,6 +27,9 @@ def write(slots: KVSlots, sequence: int, tags: list[int]) -> None:
         keys = column.expand(-1, shape.num_kv_heads * shape.key_dim)
         values = -column.expand(-1, shape.num_kv_heads * shape.value_dim)
         slots.write(layer, index, keys, values)
+    if slots.states is not None:
+        slots.write_states(index, torch.tensor(tags, dtype=torch.float32)[:, None, None].expand(-1, 2, 3))
+        slots.write_states(index, torch.zeros(len(tags), 1, 3))  # of another kind: not stored
 
 
 def tags_of(slots: KVSlots, sequence: int) -> list[int]:
@@ -37,6 +40,10 @@ def tags_of(slots: KVSlots, sequence: int) -> list[int]:
         assert (keys.flatten(1) == column).all()
         assert (values.flatten(1) == -column).all()
         found.append((column[:, 0] - layer).int().tolist())
+    states = slots.read_states(sequence)
+    if states is not None:
+        assert (states == states[:, :1, :1]).all()
+        found.append(states[:, 0, 0].int().tolist())
     assert all(tags == found[0] for tags in found)
     return found[0]
 
@@ -64,6 +71,7 @@ def test_rollback_empties_keeps_and_refuses():
 def test_the_accepted_path_of_a_tree_is_moved_up(path, kept):
     """One pending token and five nodes, in the second of two slots; later entries overwrite the rest."""
     slots = KVSlots(SHAPES, torch.float32, CPU, MAX_LEN)
+    slots.keep_states(2, 3)
     slots.open(1)
     slots.open(2)
     write(slots, 1, [70, 71])
@@ -270,6 +278,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.slots = limited(LIMIT)
+        self.slots.keep_states(2, 3)
         self.texts: dict[int, list[int]] = {}
         self.ended: list[list[int]] = []
         self.next_id = self.next_tag = 0
