@@ -118,31 +118,30 @@ class AcceptanceBook:
     def forget(self, sequence_id: int) -> None:
         self._sequences.pop(sequence_id, None)
 
-    def expected(self, rows: Sequence[PlanRow], num_units: int) -> tuple[list[list[float]], list[list[float]]]:
-        """``[B, num_units]`` each: the chance that an n-th draft token is accepted, and that it is there at all.
+    def expected(self, rows: Sequence[PlanRow]) -> tuple[list[list[float]], list[list[float]]]:
+        """For each row, up to its limit: the chances that an n-th draft token is accepted, and that it is there at all.
 
-        Beyond a row's limit both are 0, up to it a free row's tokens are there.
+        A free row's tokens are there.
         """
         firsts = [0 if self._trees else min(row.match_len, MOST_AGREEING) for row in rows]
-        last = num_units + max(firsts, default=0)
+        last = max((first + row.limit for first, row in zip(firsts, rows, strict=True)), default=0)
         priors = {key: self._route_rates(key, last) for key in {(row.route, row.source) for row in rows}}
         chances, found = [], []
         for row, first in zip(rows, firsts, strict=True):
             own = self._sequences.get(row.sequence_id, {}).get(row.source, self._nobody)
             accepted_prior, found_prior = priors[row.route, row.source]
-            num_known = min(row.limit, num_units)
-            units, rest = slice(first, first + num_known), [0.0] * (num_units - num_known)
+            units = slice(first, first + row.limit)
             rates = own.accepted_rates(accepted_prior, ROUTE_TRIALS, units)
-            there = [1.0] * num_known
+            there = [1.0] * row.limit
             if not row.is_free:
                 there = list(accumulate(own.found_rates(found_prior, ROUTE_TRIALS, units), mul))
-            chances.append([*map(min, rates if self._trees else accumulate(rates, mul), there), *rest])
-            found.append([*there, *rest])
+            chances.append(list(map(min, rates if self._trees else accumulate(rates, mul), there)))
+            found.append(there)
         return chances, found
 
     def survival(self, sequence_id: int, route: str, length: int) -> list[float]:
         """Chance that draft tokens 1 .. ``length`` of one sequence are accepted."""
-        return self.expected([PlanRow(sequence_id, length, 0, route)], length)[0][0]
+        return self.expected([PlanRow(sequence_id, length, 0, route)])[0][0]
 
     def _route_rates(self, key: tuple[str, str], num_units: int) -> tuple[list[float], list[float]]:
         """Rates of acceptance and of being found, with those of the other units as prior."""

@@ -12,15 +12,21 @@ The shape of the table changes slowly. Single slow steps move none of them (see 
 
 Drafting takes ``once_s + step_s * (longest draft) + token_s * (all draft tokens)``: a drafter that runs a model for
 every token pays the second, heads that draft all at once the first, and one that copies next to nothing.
+
+What is asked each step is plain Python: behind a pass over all weights nothing is left in the caches, and the first
+call of each array function then takes longer than a dozen sums.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from foredraft.policy.filters import Floats, LinearCost, RobustFilter
+from foredraft.policy.filters import LinearCost, RobustFilter
 
 SPEED, SPEED_DRIFT = 0.3, 0.03
 """How far the speed may be from that of the measurement (natural logarithm), and its change from step to step."""
@@ -60,16 +66,15 @@ class PassTable:
 
     def pass_s(self, num_rows: int, num_tokens: int, num_keys: int, num_pairs: int) -> float:
         """Seconds of a pass, from the table alone."""
-        knots, seconds = self.continued()
         attention = self.key_s * num_keys + self.pair_s * max(0, num_pairs - num_keys)
-        return float(np.interp(num_tokens, knots, seconds)) + self.row_s * max(0, num_rows - 1) + attention
+        return _between(*self.continued(), num_tokens) + self.row_s * max(0, num_rows - 1) + attention
 
-    def continued(self) -> tuple[Floats, Floats]:
+    def continued(self) -> tuple[list[float], list[float]]:
         """Sizes and seconds, with one more point far behind the last."""
         sizes, seconds = [float(n) for n in self.num_tokens], list(self.seconds)
         slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
         seconds.append(seconds[-1] + slope * (FAR - 1) * sizes[-1])
-        return np.array([*sizes, FAR * sizes[-1]]), np.array(seconds)
+        return [*sizes, FAR * sizes[-1]], seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,42 +103,50 @@ class PassCost:
         self.table = table
         self._knots, self._measured = table.continued()
         self._points = self._measured
+        self._factors = 1.0, 1.0  # how slow the machine is now at reading the weights, and at all that comes on top
         places = np.log(self._knots[:-1])
         covariance = np.diag([SPEED**2, RATIO**2, *[0.0] * len(places)])
         covariance[2:, 2:] = SHAPE**2 * np.exp(-np.abs(places[:, None] - places))
         drift = [SPEED_DRIFT, RATIO_DRIFT, *[SHAPE_DRIFT] * len(places)]
         self._filter = RobustFilter(np.zeros(len(drift)), covariance, drift)  # logarithms: the two factors, the shape
 
-    def seconds(self, num_rows: int, num_tokens: Floats, num_keys: int, num_pairs: Floats) -> Floats:
-        """Of passes over ``num_rows`` rows, on the machine as it has been lately; arrays of equal length."""
-        table = self.table
-        reading, further = self._factors()
-        attention = table.key_s * num_keys + table.pair_s * np.maximum(0.0, num_pairs - num_keys)
-        base = np.interp(num_tokens, self._knots, self._points) + table.row_s * max(0, num_rows - 1)
-        predicted: Floats = further * (base + attention) + (reading - further) * self._points[0]
-        return predicted
+    def prices(self, num_rows: int, num_keys: int) -> Callable[[float, float], float]:
+        """Seconds of passes over the same rows by tokens fed and pairs, on the machine as it has been lately."""
+        knots, points, pair_s = self._knots, self._points, self.table.pair_s
+        reading, further = self._factors
+        all_s = self.table.row_s * max(0, num_rows - 1) + self.table.key_s * num_keys
+        fixed_s = further * all_s + (reading - further) * points[0]
+
+        def seconds(num_tokens: float, num_pairs: float) -> float:
+            return fixed_s + further * (_between(knots, points, num_tokens) + pair_s * max(0.0, num_pairs - num_keys))
+
+        return seconds
 
     def observe(self, num_rows: int, num_tokens: int, num_keys: int, num_pairs: int, seconds: float) -> None:
-        predicted = float(self.seconds(num_rows, np.array([num_tokens]), num_keys, np.array([num_pairs]))[0])
-        at = min(max(int(np.searchsorted(self._knots, num_tokens)), 1), len(self._knots) - 1)
-        step = self._knots[at] - self._knots[at - 1]
-        right = min(1.0, max(0.0, (num_tokens - self._knots[at - 1]) / step))
-        reading, further = self._factors()
-        weights = np.zeros(len(self._filter.mean))
-        weights[0] = 1.0
-        weights[1] = 1.0 - reading * self._points[0] / predicted
-        weights[2] = (reading - further) * self._points[0] / predicted
+        predicted = self.prices(num_rows, num_keys)(num_tokens, num_pairs)
+        at, right = _place(self._knots, num_tokens)
+        reading, further = self._factors
+        flat = self._points[0] / predicted
+        weights = [1.0, 1.0 - reading * flat, (reading - further) * flat, *[0.0] * (len(self._measured) - 2)]
         for knot, share in ((at - 1, 1.0 - right), (at, right)):
             inner = min(knot, len(self._knots) - 2)  # the point far behind moves with the last one
             weights[2 + inner] += share * further * self._points[knot] / predicted
-        self._filter.update(weights, float(np.log(max(seconds, 1e-9) / predicted)), NOISE, at)
-        shape = np.exp(self._filter.mean[2:])
-        self._points = self._measured * np.append(shape, shape[-1])
+        self._filter.update(np.array(weights), math.log(max(seconds, 1e-9) / predicted), NOISE, at)
+        speed, ratio, *shape = self._filter.mean.tolist()
+        self._factors = math.exp(speed), math.exp(speed + ratio)
+        self._points = [s * math.exp(by) for s, by in zip(self._measured, [*shape, shape[-1]], strict=True)]
 
-    def _factors(self) -> tuple[float, float]:
-        """How slow the machine is at the moment at reading the weights, and at all that comes on top."""
-        speed, ratio = self._filter.mean[:2]
-        return float(np.exp(speed)), float(np.exp(speed + ratio))
+
+def _place(knots: Sequence[float], x: float) -> tuple[int, float]:
+    """The knot behind a number, and how far this lies towards it from the one before: 0 to 1."""
+    at = min(max(bisect_left(knots, x), 1), len(knots) - 1)
+    return at, min(1.0, max(0.0, (x - knots[at - 1]) / (knots[at] - knots[at - 1])))
+
+
+def _between(knots: Sequence[float], values: Sequence[float], x: float) -> float:
+    """Interpolated, outside of the knots the first or last value."""
+    at, right = _place(knots, x)
+    return values[at - 1] + right * (values[at] - values[at - 1])
 
 
 class StepCost:
@@ -151,37 +164,33 @@ class StepCost:
         self._rest = LinearCost([5e-4, 2e-5], [5e-4, 2e-5])  # verification and host: a step, a row of logits
 
     @property
-    def draft_seconds(self) -> Floats:
+    def draft_seconds(self) -> list[float]:
         """Current estimates of ``once_s``, ``step_s`` and ``token_s``."""
         return self._draft.seconds
 
-    def seconds(
-        self,
-        num_rows: int,
-        num_draft_tokens: Floats,
-        num_made: Floats,
-        longest: Floats,
-        num_pairs: Floats,
-        num_keys: int,
-        num_other_tokens: int,
-    ) -> Floats:
-        """Of steps over the same rows with different drafts; arrays of equal length.
+    def prices(
+        self, num_rows: int, num_keys: int, num_other_tokens: int
+    ) -> Callable[[float, float, int, float], float]:
+        """Seconds of steps over the same rows, as a function of their drafts.
 
         Args:
-            num_draft_tokens: of all rows together.
-            num_made: of these, all whose drafting takes time.
-            longest: draft of any row whose drafting takes time.
-            num_pairs: sum over rows of tokens fed times context.
             num_keys: sum over rows of the context.
             num_other_tokens: of prompts in the same pass.
+
+        Returns:
+            takes the draft tokens of all rows together; of these, all whose drafting takes time; the longest draft
+            that takes time; and the sum over rows of tokens fed times context.
         """
-        num_logits = num_rows + num_draft_tokens
-        passed = self.passes.seconds(num_rows, num_logits + num_other_tokens, num_keys, num_pairs)
+        pass_s = self.passes.prices(num_rows, num_keys)
         once, step, token = self._draft.seconds
         rest, logits = self._rest.seconds
-        drafted = once * (longest > 0) + step * longest + token * num_made
-        total: Floats = passed + drafted + rest + logits * num_logits
-        return total
+
+        def seconds(num_draft_tokens: float, num_made: float, longest: int, num_pairs: float) -> float:
+            num_logits = num_rows + num_draft_tokens
+            drafting = once * (longest > 0) + step * longest + token * num_made
+            return pass_s(num_logits + num_other_tokens, num_pairs) + drafting + rest + logits * num_logits
+
+        return seconds
 
     def observe_rest(self, longest: int, num_made: int, num_logits: int, draft_s: float, rest_s: float) -> None:
         """Seconds of drafting, and of verification and all else; where no draft took time, that of drafting is spent in

@@ -69,9 +69,10 @@ class LinearCost:
         self._filter = RobustFilter(mean, np.diag(deviation**2), 0.02 * deviation)
 
     @property
-    def seconds(self) -> Floats:
+    def seconds(self) -> list[float]:
         """The current estimate for each count."""
-        return self._filter.mean
+        seconds: list[float] = self._filter.mean.tolist()
+        return seconds
 
     def observe(self, counts: ArrayLike, seconds: float) -> None:
         weights: Floats = np.array(counts, dtype=np.float64)

@@ -20,18 +20,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from foredraft.policy.acceptance import AcceptanceBook
 from foredraft.policy.base import Forecast, PlanRow, StepOutcome
 from foredraft.policy.cost import StepCost
-from foredraft.policy.filters import Floats
 
 FIRST_SHARE, LAST_SHARE = 0.01, 0.001
 """Share of the time that probing a route may take, at first and at least."""
 FIRST_GAP, LAST_GAP = 4, 512
 """Steps with drafts between two without, at first and at most."""
+MOST_PLANS = 64
+"""Of so many the best is taken; where there are more draft tokens to choose from, plans differ by two or more."""
 SURPRISE = 0.12
 """Relative error of the expected seconds of a step without drafts, above which the next one comes soon."""
 
@@ -47,15 +45,15 @@ class _Probe:
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """Plans of growing size: arrays ``[1 + tokens]``, the first for no drafts; ``rows`` says whose token each adds.
+    """Plans of growing size, the first for no drafts: draft tokens of each, tokens that it should emit, and seconds.
 
-    ``prompts_s`` is what the prompts of the pass add to all of them.
+    ``rows`` says whose are the draft tokens, in the order in which they are added.
     """
 
-    rows: NDArray[np.int64]
-    emitted: Floats
-    seconds: Floats
-    prompts_s: float
+    rows: list[int]
+    sizes: list[int]
+    emitted: list[float]
+    seconds: list[float]
 
 
 class GoodputPolicy:
@@ -75,20 +73,23 @@ class GoodputPolicy:
 
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         self.forecast = None
-        limit = max((row.limit for row in rows), default=0)
-        if not limit:
-            return [0] * len(rows)
-        options = self._options(rows, limit, num_other_tokens)
-        best = int(np.argmax(options.emitted / (options.seconds - options.prompts_s)))
+        lengths = [0] * len(rows)
+        if not any(row.limit for row in rows):
+            return lengths
+        options, prompts_s = self._options(rows, num_other_tokens)
+        goodput = [n / (s - prompts_s) for n, s in zip(options.emitted, options.seconds, strict=True)]
+        best = goodput.index(max(goodput))
         if best and self._since_plain >= self._gap and not num_other_tokens:
             best = 0
         else:
             self._since_plain += best > 0
-        lengths: list[int] = np.bincount(options.rows[:best], minlength=len(rows)).tolist()
-        step_s = float(options.seconds[best])
-        self.forecast = Forecast(float(options.emitted[best]), step_s, float(options.seconds[0]))
+        for at in options.rows[: options.sizes[best]]:
+            lengths[at] += 1
+        step_s = options.seconds[best]
+        self.forecast = Forecast(options.emitted[best], step_s, options.seconds[0])
         if best or self._since_plain < self._gap:
-            token_s = float(options.seconds[min(best + 1, len(options.seconds) - 1)]) - step_s
+            more = min(best + 1, len(goodput) - 1)
+            token_s = (options.seconds[more] - step_s) / max(1, options.sizes[more] - options.sizes[best])
             for at in self._probing(rows, lengths, step_s, max(0.0, token_s)):
                 lengths[at] = 1
         return lengths
@@ -108,25 +109,43 @@ class GoodputPolicy:
     def forget(self, sequence_id: int) -> None:
         self.acceptance.forget(sequence_id)
 
-    def _options(self, rows: Sequence[PlanRow], limit: int, num_other_tokens: int) -> _Options:
-        chances, found = (np.array(each) for each in self.acceptance.expected(rows, limit))
-        limits, contexts = np.array([[row.limit, row.context_len] for row in rows]).T
-        worth = np.minimum.accumulate(chances / np.maximum(found, 1e-9), axis=1)
-        whose, unit = np.nonzero(np.arange(limit) < limits[:, None])
-        order = np.argsort(-worth[whose, unit], kind="stable")
-        whose, unit = whose[order], unit[order]
-        drafted = found[whose, unit]
-        num_keys = int(contexts.sum())
-        takes_time = np.array([not row.is_free for row in rows])[whose]
-        longest = np.concatenate([[0.0], np.maximum.accumulate((unit + 1.0) * takes_time)])
-        pairs = num_keys + _sums(drafted * contexts[whose])
-        made, drafted = _sums(drafted * takes_time), _sums(drafted)
-        seconds = self.cost.seconds(len(rows), drafted, made, longest, pairs, num_keys, num_other_tokens)
-        prompts_s = 0.0
+    def _options(self, rows: Sequence[PlanRow], num_other_tokens: int) -> tuple[_Options, float]:
+        """Plans, and the seconds that the prompts of the pass add to each."""
+        num_keys = sum(row.context_len for row in rows)
+        seconds = self.cost.prices(len(rows), num_keys, num_other_tokens)
+        emitted, drafted, made, longest, pairs = float(len(rows)), 0.0, 0.0, 0, float(num_keys)
+        plain_s, prompts_s = seconds(0.0, 0.0, 0, pairs), 0.0
         if num_other_tokens:
-            alone = self.cost.seconds(len(rows), drafted[:1], made[:1], longest[:1], pairs[:1], num_keys, 0)
-            prompts_s = float(seconds[0] - alone[0])
-        return _Options(whose, len(rows) + _sums(chances[whose, unit]), seconds, prompts_s)
+            prompts_s = plain_s - self.cost.prices(len(rows), num_keys, 0)(0.0, 0.0, 0, pairs)
+        units = self._units(rows)
+        options = _Options([at for _, at, *_ in units], [0], [emitted], [plain_s])
+        stride = 1 + len(units) // MOST_PLANS
+        for size, (_, at, unit, chance, found) in enumerate(units, 1):
+            row = rows[at]
+            emitted += chance
+            drafted += found
+            pairs += found * row.context_len
+            if not row.is_free:
+                made, longest = made + found, max(longest, unit + 1)
+            if size % stride == 0 or size == len(units):
+                options.sizes.append(size)
+                options.emitted.append(emitted)
+                options.seconds.append(seconds(drafted, made, longest, pairs))
+        return options, prompts_s
+
+    def _units(self, rows: Sequence[PlanRow]) -> list[tuple[float, int, int, float, float]]:
+        """Draft tokens that can be added, the worthiest first, none before the one it follows.
+
+        Of each minus its worth, its row, its place in the draft, the chance that it is accepted and that it is there.
+        """
+        units = []
+        for at, (chances, found) in enumerate(zip(*self.acceptance.expected(rows), strict=True)):
+            worth = float("inf")
+            for unit, (chance, there) in enumerate(zip(chances, found, strict=True)):
+                worth = min(worth, chance / max(there, 1e-9))
+                units.append((-worth, at, unit, chance, there))
+        units.sort()
+        return units
 
     def _compare(self, step: StepOutcome) -> None:
         """A step was made without drafts where drafts seemed best."""
@@ -157,8 +176,3 @@ class GoodputPolicy:
                 chosen.append(places[probe.count % len(places)])
                 probe.count += 1
         return chosen
-
-
-def _sums(values: Floats) -> Floats:
-    """Sums of the first 0, 1, 2, ... values."""
-    return np.concatenate([[0.0], np.cumsum(values)])

@@ -29,10 +29,7 @@ class SpecDecPolicy:
         self.acceptance = AcceptanceBook(trees=trees)
 
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
-        limit = max((row.limit for row in rows), default=0)
-        if not limit:
-            return [0] * len(rows)
-        chances, _ = self.acceptance.expected(rows, limit)
+        chances, _ = self.acceptance.expected(rows)
         going_on = [sum(1.0 - chance <= THRESHOLD for chance in each) for each in chances]
         return [min(row.limit, count + 1) for row, count in zip(rows, going_on, strict=True)]
 

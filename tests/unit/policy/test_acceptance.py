@@ -72,7 +72,7 @@ def test_a_draft_that_comes_back_empty_counts_as_no_gain_and_no_cost():
     book = AcceptanceBook()
     for i in range(300):
         book.observe([chain(1, 0 if i % 3 else 4, 0 if i % 3 else 4, planned=4)])
-    (chances,), (found,) = book.expected([PlanRow(1, 4, 100, "a")], 4)
+    (chances,), (found,) = book.expected([PlanRow(1, 4, 100, "a")])
     assert chances == pytest.approx([1 / 3] * 4, abs=0.06)
     assert found == pytest.approx([1 / 3] * 4, abs=0.06)
     assert all(chance <= there for chance, there in zip(chances, found, strict=True))
@@ -85,13 +85,13 @@ def test_a_copy_is_worth_what_copies_from_such_places_were():
     for _ in range(40):
         book.observe([RowOutcome(1, "a", 3, 3, (), match_len=0), RowOutcome(2, "a", 3, 3, range(3), match_len=2)])
     (weak, sure, grown), _ = book.expected(
-        [PlanRow(i, 2, 100, "a", match_len) for i, match_len in enumerate((0, 2, 3))], 2
+        [PlanRow(i, 2, 100, "a", match_len) for i, match_len in enumerate((0, 2, 3))]
     )
     assert weak[0] < 0.2
     assert min(sure) > 0.8
     assert min(grown) > 0.8
     most = [PlanRow(9, 64, 100, "a", 1000)]
-    assert len(book.expected(most, 64)[0][0]) == 64
+    assert len(book.expected(most)[0][0]) == 64
 
 
 def test_sources_of_a_combination_are_told_apart():
@@ -101,7 +101,7 @@ def test_sources_of_a_combination_are_told_apart():
         book.observe([RowOutcome(1, "a", 2, 2, range(2), source="ngram"), RowOutcome(1, "a", 2, 2, (), source="mtp")])
     for sequence_id in (1, 2):
         rows = [PlanRow(sequence_id, 2, 100, "a", source=source) for source in ("ngram", "mtp")]
-        (right, wrong), _ = book.expected(rows, 2)
+        (right, wrong), _ = book.expected(rows)
         assert right[0] > 0.8
         assert wrong[0] < 0.3
     book.forget(1)

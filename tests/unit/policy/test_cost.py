@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from operator import mul
 
-import numpy as np
 import pytest
 
 from foredraft.policy import DraftCost, PassTable, StepCost
@@ -15,7 +15,7 @@ TABLE = PassTable((1, 8, 32), (0.010, 0.011, 0.035), key_s=1e-6, pair_s=1e-7, ro
 
 
 def predicted(cost: PassCost, num_tokens: int) -> float:
-    return float(cost.seconds(1, np.array([num_tokens]), 0, np.array([0]))[0])
+    return cost.prices(1, 0)(num_tokens, 0)
 
 
 def watch(cost: PassCost, num_tokens: int, seconds: float, times: int, seed: int = 0) -> None:
@@ -84,7 +84,7 @@ def test_drafting_costs_by_the_token(counts, seconds):
     for _ in range(60):
         longest = rng.randrange(1, 7)
         cost.observe_rest(longest, longest, longest + 1, 0.002 * longest * rng.uniform(0.9, 1.1), 1e-4)
-    assert float(cost.draft_seconds @ counts) == pytest.approx(seconds, rel=0.25)
+    assert sum(map(mul, cost.draft_seconds, counts)) == pytest.approx(seconds, rel=0.25)
 
 
 def test_heads_cost_the_same_for_any_length():
@@ -92,16 +92,16 @@ def test_heads_cost_the_same_for_any_length():
     for i in range(60):
         longest = 1 + i % 6
         cost.observe_rest(longest, longest, longest + 1, 0.004, 1e-4)
-    one, many = (float(cost.draft_seconds @ [1, k, k]) for k in (1, 8))
+    one, many = (sum(map(mul, cost.draft_seconds, [1, k, k])) for k in (1, 8))
     assert one == pytest.approx(0.004, rel=0.1)
     assert many == pytest.approx(0.004, rel=0.1)
 
 
 def test_steps_without_drafts_do_not_change_the_cost_of_drafting():
     cost = StepCost(TABLE, DraftCost(step_s=0.002))
-    before = cost.draft_seconds.tolist()
+    before = cost.draft_seconds
     cost.observe_rest(0, 0, 1, 1.0, 1e-4)
-    assert cost.draft_seconds.tolist() == before
+    assert cost.draft_seconds == before
 
 
 def test_linear_costs_are_robust_and_never_negative():
@@ -110,6 +110,6 @@ def test_linear_costs_are_robust_and_never_negative():
         count = rng.randrange(1, 64)
         seconds = (4e-4 + 3e-5 * count) * rng.uniform(0.9, 1.1) * (10 if i % 20 == 3 else 1)
         cost.observe([1, count], seconds)
-        assert (cost.seconds >= 0).all()
-    assert float(cost.seconds @ [1, 40]) == pytest.approx(1.6e-3, rel=0.15)
-    assert float(cost.seconds @ [1, 1]) == pytest.approx(4.3e-4, rel=0.4)
+        assert min(cost.seconds) >= 0
+    assert sum(map(mul, cost.seconds, [1, 40])) == pytest.approx(1.6e-3, rel=0.15)
+    assert sum(cost.seconds) == pytest.approx(4.3e-4, rel=0.4)
