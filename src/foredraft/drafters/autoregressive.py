@@ -63,11 +63,15 @@ class AutoregressiveDrafter(Drafter):
         chains = [Chain(row, text) for row, text in zip(rows, texts, strict=True)]
         room = {id(chain): self._room(chain.row, chain.text) for chain in chains}
         active = [chain for chain in chains if room[id(chain)]]
-        keep_probs = any(not row.sampling_row(()).params.is_greedy for row in rows)
+        sampling = [row.sampling_row(()) for row in rows]
+        keep_probs = any(not each.params.is_greedy for each in sampling)
+        likeliest = not keep_probs and not self.stop_below and not any(map(may_change_argmax, sampling))
         for chain in active:
             self._catch_up(chain.row.sequence_id, chain.text)
         while active:
-            drawn = self._draw(active, self._next_logits(active), keep_probs)
+            drawn, steps = active, min(room[id(chain)] - len(chain.token_ids) for chain in active)
+            if not (likeliest and self._run_on(active, steps)):
+                drawn = self._draw(active, self._next_logits(active), keep_probs)
             active = [chain for chain in drawn if not chain.ended and len(chain.token_ids) < room[id(chain)]]
         width = max((len(chain.token_ids) for chain in chains), default=0)
         probs = self._stack([chain.probs for chain in chains], width) if keep_probs else None
@@ -84,6 +88,10 @@ class AutoregressiveDrafter(Drafter):
     @abstractmethod
     def _next_logits(self, chains: list[Chain]) -> Tensor:
         """Logits of the token behind each, as :meth:`_over_target` takes them; feeds what has not been fed."""
+
+    def _run_on(self, chains: list[Chain], num_steps: int) -> bool:
+        """Add the likeliest tokens to each chain without showing their logits; False where that cannot be done."""
+        return False
 
     def _over_target(self, logits: Tensor) -> Tensor:
         """The logits over the target's vocabulary, ``[chains, V]``; -inf for tokens that are not to be drafted."""
@@ -106,7 +114,7 @@ class AutoregressiveDrafter(Drafter):
             the chains that got a token.
         """
         sampling = [chain.row.sampling_row(tuple(chain.token_ids)) for chain in chains]
-        if not keep_probs and not any(map(may_change_argmax, sampling)):
+        if not keep_probs and not self.stop_below and not any(map(may_change_argmax, sampling)):
             for chain, index in zip(chains, most_likely_tokens(logits.float()).tolist(), strict=True):
                 chain.token_ids.append(self._target_token(index))
             return chains

@@ -135,6 +135,22 @@ class HeadCache:
         return self.runner.logits(normed)
 
     @torch.inference_mode()
+    def follow(self, drafts: Sequence[tuple[int, list[int]]], num_steps: int) -> list[list[int]]:
+        """The likeliest tokens behind the last of each draft, whose own tokens but the last are fed; one call.
+
+        Args:
+            drafts: each a sequence and the tokens of its draft, which is a chain.
+        """
+        assert self._back is not None
+        assert self.runner.chain is not None
+        slots = self.runner.slots
+        places = [(slots.slot(i), slots.length(i) + len(drawn) - 1) for i, drawn in drafts]
+        states = self._back[[self._first_row[i] for i, _ in drafts]]
+        found = self.runner.chain(slots, places, [drawn[-1] for _, drawn in drafts], states, num_steps)
+        self._back, self._first_row = states, {i: row for row, (i, _) in enumerate(drafts)}
+        return found
+
+    @torch.inference_mode()
     def _feed(self, sequence_id: int, waiting: _Waiting, token_ids: list[int]) -> None:
         """Feed and commit all that waits but the last, whose logits a draft will want."""
         while waiting.count > 1:

@@ -63,6 +63,14 @@ class HeadDrafter(AutoregressiveDrafter):
         parents = list(range(-1, len(chains[0].token_ids) - 1))
         return self.cache.extend([Nodes(c.row.sequence_id, c.token_ids[-1:], parents, [0]) for c in chains])
 
+    def _run_on(self, chains: list[Chain], num_steps: int) -> bool:
+        if self.cache.runner.chain is None or not chains[0].token_ids:
+            return False
+        drafts = [(chain.row.sequence_id, chain.token_ids) for chain in chains]
+        for chain, token_ids in zip(chains, self.cache.follow(drafts, num_steps), strict=True):
+            chain.token_ids += token_ids
+        return True
+
 
 class HeadTreeDrafter(TreeDrafter, HeadDrafter):
     """Drafts trees: EAGLE-2's dynamic ones (Li et al., 2406.16858, section 4) where likeliest children are taken.

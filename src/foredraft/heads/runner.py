@@ -16,6 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from foredraft.heads.kinds import ModelLayer
 from foredraft.heads.layers import DecoderLayer, HeadAttention, rotary_table
+from foredraft.heads.native_chain import NativeChain
 from foredraft.heads.recurrent import LmHead, RecurrentHead
 from foredraft.target.attention import ATTENTION_NAME
 from foredraft.target.forward import TargetModel
@@ -36,6 +37,7 @@ class HeadRunner:
     Attributes:
         slots: keys and values of rows that read the target's states; a row's place is that of its state in the text.
         logits: from what :meth:`forward` gave to the lm_head's ``[T, draft vocabulary]``.
+        chain: drafts the likeliest tokens in one call; None for a head that cannot.
         num_parameters: read a step.
     """
 
@@ -58,6 +60,7 @@ class HeadRunner:
         self.logits: LmHead = getattr(packed, "logits", None) or self._target_logits
         if not hasattr(packed, "logits"):
             self.num_parameters += target.vocab_size * target.hidden_size
+        self.chain = NativeChain.of(packed, target.native, self.embeddings, (self._cos, self._sin))
         self._target = target
 
     def forward(self, rows: Sequence[PassRow], hidden: Tensor) -> tuple[Tensor, Tensor]:

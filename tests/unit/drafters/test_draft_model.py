@@ -171,6 +171,7 @@ def test_a_draft_ends_with_the_first_unlikely_token(model, target, params):
     sequences = run(engine_for(target, recorder, num_speculative_tokens=5), PROMPTS, params)
     widths = {width for step in recorder.widths for width in step}
     assert len(widths) > 2, "drafts of several lengths"
+    assert min(min(step, default=5) for step in recorder.widths[:3]) < 5, "long before the output ends"
     for draft in recorder.drafts:
         if draft.probs is not None:
             for row, width in enumerate(draft.num_draft_tokens):

@@ -25,6 +25,9 @@ void attention(const Attention& call);
 void product(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, int64_t M, int64_t N, int64_t K,
              int64_t ldx, bool add);
 
+// One row, by the thread that calls it.
+void norm_row(const uint16_t* x, const float* weight, uint16_t* y, int64_t K, float eps);
+
 void rms_norm(const uint16_t* x, const float* weight, uint16_t* y, int64_t M, int64_t K, int64_t ldx, float eps);
 
 void silu_mul(const uint16_t* x, uint16_t* y, int64_t M, int64_t K);

@@ -24,20 +24,6 @@ void store(uint16_t* y, __m512 x, __mmask16 lanes = 0xffff) {
 
 __mmask16 lanes(int64_t left) { return left >= 16 ? 0xffff : (1u << left) - 1; }
 
-void norm(const uint16_t* x, const float* weight, uint16_t* y, int64_t K, float eps) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t k = 0; k < K; k += 16) {
-    const __m512 v = load(x + k, lanes(K - k));
-    sum = _mm512_fmadd_ps(v, v, sum);
-  }
-  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / K + eps));
-  for (int64_t k = 0; k < K; k += 16) {
-    const __mmask16 some = lanes(K - k);
-    const __m512 v = _mm512_mul_ps(load(x + k, some), scale);
-    store(y + k, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(some, weight + k)), some);
-  }
-}
-
 void rotate(const uint16_t* in, const uint16_t* cos, const uint16_t* sin, uint16_t* out, int64_t dim) {
   const int64_t half = dim / 2;
   for (int64_t d = 0; d < half; d += 16) {
@@ -52,10 +38,24 @@ void rotate(const uint16_t* in, const uint16_t* cos, const uint16_t* sin, uint16
 
 namespace foredraft {
 
+void norm_row(const uint16_t* x, const float* weight, uint16_t* y, int64_t K, float eps) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t k = 0; k < K; k += 16) {
+    const __m512 v = load(x + k, lanes(K - k));
+    sum = _mm512_fmadd_ps(v, v, sum);
+  }
+  const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / K + eps));
+  for (int64_t k = 0; k < K; k += 16) {
+    const __mmask16 some = lanes(K - k);
+    const __m512 v = _mm512_mul_ps(load(x + k, some), scale);
+    store(y + k, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(some, weight + k)), some);
+  }
+}
+
 // y = x / sqrt(mean(x^2) + eps) * weight; x: [M, K] with row stride ldx, y contiguous.
 void rms_norm(const uint16_t* x, const float* weight, uint16_t* y, int64_t M, int64_t K, int64_t ldx, float eps) {
 #pragma omp for schedule(static) nowait
-  for (int64_t m = 0; m < M; ++m) norm(x + m * ldx, weight, y + m * K, K, eps);
+  for (int64_t m = 0; m < M; ++m) norm_row(x + m * ldx, weight, y + m * K, K, eps);
 }
 
 // y = silu(x[:, :K]) * x[:, K:]; x: [M, 2 K], y: [M, K], both contiguous.
@@ -93,7 +93,7 @@ void rotate_store(const uint16_t* qkv, const uint16_t* cos, const uint16_t* sin,
       const float* weight = is_query ? norms.query : norms.key;
       uint16_t normed[kMaxDim];
       if (weight) {
-        norm(in, weight, normed, dim, norms.eps);
+        norm_row(in, weight, normed, dim, norms.eps);
         in = normed;
       }
       uint16_t* out = is_query ? query + (t * query_heads + h) * dim

@@ -1,0 +1,103 @@
+"""Chains drafted in one native call are those that the head's modules draft step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from foredraft.drafters.base import DraftRow
+from foredraft.drafters.head_cache import HeadCache
+from foredraft.drafters.recurrent_head import HeadDrafter
+from foredraft.heads.runner import HeadRunner
+from foredraft.sampling import SamplingRow
+from foredraft.testing import eagle3_config, eagle3_head, target_for
+from foredraft.types import SamplingParams
+
+TEXTS = {3: [3, 5, 7, 9, 11], 4: list(range(40, 60)), 9: [8, 1]}
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"norm_before_residual": True, "has_embeddings": True},
+    {"norm_output": True, "draft_vocab_size": 64},
+    {"norm_before_fc": True, "fc_norm": True},
+]
+
+
+def runner_for(tiny: Any, changes: dict[str, Any]) -> HeadRunner:
+    config = eagle3_config(tiny, **changes)
+    options = {**config.layer.to_dict(), "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    layer = type(config.layer)(**{name: value for name, value in options.items() if name != "model_type"})
+    target = target_for(tiny, dtype=torch.bfloat16)
+    if target.native is None:
+        pytest.skip("needs AVX512-BF16 and a C++ compiler")
+    return HeadRunner(eagle3_head(replace(config, layer=layer)), layer, target)
+
+
+def drafter_for(runner: HeadRunner) -> HeadDrafter:
+    """One that has read the states of all texts."""
+    head: Any = runner.head
+    drafter = HeadDrafter(runner, (0, 1, 2), 64, head.token_ids)
+    generator = torch.Generator().manual_seed(0)
+    for sequence_id, text in TEXTS.items():
+        states = torch.randn(len(text) - 1, 3, head.config.target_hidden_size, generator=generator)
+        drafter.observe_features(sequence_id, text, 0, states.bfloat16())
+    return drafter
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_the_tokens_are_those_of_the_modules(tiny: Any, changes: dict[str, Any], num_threads: int):
+    """Three rows that end after different numbers of tokens, so the call is made again for those that go on."""
+    lengths, before = {3: 7, 4: 2, 9: 5}, torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        found = []
+        for natively in (True, False):
+            runner = runner_for(tiny, changes)
+            assert runner.chain is not None
+            if not natively:
+                runner.chain = None
+            rows = [
+                DraftRow(i, TEXTS[i], count, 0, "rejection", lambda _: SamplingRow(SamplingParams(temperature=0)))
+                for i, count in lengths.items()
+            ]
+            draft = drafter_for(runner).propose(rows)
+            assert draft.num_draft_tokens == list(lengths.values())
+            slots = runner.slots
+            written = {slots.slot(i): slots.length(i) + count - 1 for i, count in lengths.items()}
+            held = [store[slot, :end].clone() for store in slots.stores for slot, end in written.items()]
+            found.append((draft.token_ids, held))
+    finally:
+        torch.set_num_threads(before)
+    (tokens, held), (other_tokens, other_held) = found
+    assert tokens.equal(other_tokens)
+    assert len(set(tokens.flatten().tolist())) > 4, "the rows say different things"
+    assert all(map(torch.equal, held, other_held))
+
+
+def test_rows_go_on_step_by_step_behind_a_call(tiny: Any):
+    """The states that a call leaves are those that the modules read next."""
+    runner = runner_for(tiny, {})
+    tokens = []
+    for natively in (True, False):
+        cache: HeadCache = drafter_for(runner).cache
+        head: Any = runner.head
+        first = [int(head.token_ids[i]) for i in cache.read([(3, TEXTS[3])]).argmax(-1)]
+        assert runner.chain is not None
+        drafts = [(3, first)]
+        if natively:
+            first = [*first, *cache.follow(drafts, 2)[0]]
+            first += cache.follow([(3, first)], 2)[0]
+        else:
+            first += cache.follow(drafts, 4)[0]
+        tokens.append(first)
+        for sequence_id in TEXTS:
+            cache.forget(sequence_id)
+    assert tokens[0] == tokens[1]
+
+
+def test_a_head_without_native_kernels_has_no_such_call(tiny: Any):
+    config = eagle3_config(tiny)
+    assert HeadRunner(eagle3_head(config), config.layer, target_for(tiny)).chain is None
