@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foredraft.target.features import AFTER_NORM
@@ -76,6 +77,26 @@ class PackedLayer(nn.Module):
         return run_layers(self.entry, 1, self.entry.width, self.arena, hidden_states, layout, **options)
 
 
+class RotaryTable:
+    """A model's rotary positions, looked up where they depend on nothing but the position."""
+
+    def __init__(self, module: nn.Module):
+        self._module = module
+        self._looks_up = getattr(module, "rope_type", None) in ("default", "linear", "llama3", "yarn")
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, hidden: Tensor, positions: Tensor, max_len: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines ``[1, T, dims]`` of ``positions [1, T]``, all below ``max_len``."""
+        if not self._looks_up:
+            cos, sin = self._module(hidden, position_ids=positions)
+            return cos, sin
+        if self._tables is None or len(self._tables[0]) < max_len:
+            cos, sin = self._module(hidden, position_ids=torch.arange(max_len, device=positions.device)[None])
+            self._tables = cos[0], sin[0]
+        cos_table, sin_table = self._tables
+        return F.embedding(positions, cos_table), F.embedding(positions, sin_table)
+
+
 class LayerStack:
     """The pass of a model whose layers are packed: they in as few calls as possible, and little around them.
 
@@ -92,7 +113,7 @@ class LayerStack:
         any_model: Any = model
         base: Any = model.get_submodule(list_name.rpartition(".")[0])
         self._embeddings, self._head = any_model.get_input_embeddings(), any_model.get_output_embeddings()
-        self._rotary, self._norm = base.rotary_emb, base.norm
+        self._rotary, self._norm = RotaryTable(base.rotary_emb), base.norm
         self._layers = list(layers or base.layers)
         packed = [layer if isinstance(layer, PackedLayer) else None for layer in self._layers]
         self._table = (LayerEntry * len(packed))(*(LayerEntry() if p is None else p.entry for p in packed))
@@ -103,7 +124,8 @@ class LayerStack:
         """Logits ``[num_logits (padded), vocab]``."""
         hidden = self._embeddings(layout.token_ids)
         _note(layout, 0, hidden)
-        hidden = self._norm(self._through_layers(hidden, self._rotary(hidden, position_ids=layout.positions), layout))
+        rotary = self._rotary(hidden, layout.positions, layout.slots.max_len)
+        hidden = self._norm(self._through_layers(hidden, rotary, layout))
         _note(layout, AFTER_NORM, hidden)
         logits: Tensor = self._head(hidden[0, layout.logits_index])
         return logits
