@@ -11,7 +11,8 @@
 namespace {
 
 constexpr int64_t kBlock = 32;  // outputs of a block: two vectors of 16
-constexpr int kRows = 12;       // rows of a tile: 24 accumulators, 2 weight vectors
+constexpr int kRows = 14;       // rows of a tile: 28 accumulators, 2 weight vectors and one of inputs
+constexpr int64_t kAhead = 4096;  // bytes ahead of which weights are fetched
 
 __m512 pair_to_float(const uint16_t* pair) {
   int32_t bits;
@@ -33,7 +34,7 @@ void put(uint16_t* y, __m512 x, __mmask16 lanes, bool add) {
 
 template <int R>
 void tile(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, int64_t K, int64_t ldx, int64_t ldy,
-          __mmask16 lanes0, __mmask16 lanes1, bool add) {
+          __mmask16 lanes0, __mmask16 lanes1, bool add, int64_t ahead) {
   __m512 acc[R][2];
   for (int r = 0; r < R; ++r) {
     acc[r][0] = _mm512_setzero_ps();
@@ -42,8 +43,8 @@ void tile(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, 
   for (int64_t k = 0; k < K; k += 2) {
     const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w);
     const __m512bh w1 = (__m512bh)_mm512_loadu_si512(w + kBlock);
-    _mm_prefetch(reinterpret_cast<const char*>(w) + 4096, _MM_HINT_T1);
-    _mm_prefetch(reinterpret_cast<const char*>(w) + 4160, _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(w) + ahead, _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(w) + ahead + 64, _MM_HINT_T1);
     w += 2 * kBlock;
     for (int r = 0; r < R; ++r) {
       const __m512bh xr = (__m512bh)pair_to_float(x + r * ldx + k);
@@ -62,9 +63,9 @@ void tile(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, 
 }
 
 using Tile = void (*)(const uint16_t*, const uint16_t*, const float*, uint16_t*, int64_t, int64_t, int64_t, __mmask16,
-                      __mmask16, bool);
-constexpr Tile kTiles[kRows + 1] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>,  tile<5>, tile<6>,
-                                    tile<7>, tile<8>, tile<9>, tile<10>, tile<11>, tile<12>};
+                      __mmask16, bool, int64_t);
+constexpr Tile kTiles[kRows + 1] = {nullptr, tile<1>, tile<2>,  tile<3>,  tile<4>,  tile<5>,  tile<6>, tile<7>,
+                                    tile<8>, tile<9>, tile<10>, tile<11>, tile<12>, tile<13>, tile<14>};
 
 __mmask16 lanes(int64_t left) { return left >= 16 ? 0xffff : left <= 0 ? 0 : (1u << left) - 1; }
 
@@ -76,15 +77,16 @@ namespace foredraft {
 // so. K is even.
 void product(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, int64_t M, int64_t N, int64_t K,
              int64_t ldx, bool add) {
-  const int64_t blocks = (N + kBlock - 1) / kBlock;
+  const int64_t blocks = (N + kBlock - 1) / kBlock, block_bytes = kBlock * K * sizeof *w;
 #pragma omp for schedule(static) nowait
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t n = b * kBlock;
     for (int64_t m = 0; m < M;) {
       int64_t rows = M - m;
       if (rows > kRows) rows = rows >= 2 * kRows ? kRows : (rows + 1) / 2;
+      // Tiles behind the first find the block in the cache, and fetch the next one.
       kTiles[rows](x + m * ldx, w + b * kBlock * K, bias ? bias + n : nullptr, y + m * N + n, K, ldx, N, lanes(N - n),
-                   lanes(N - n - 16), add);
+                   lanes(N - n - 16), add, m ? block_bytes : kAhead);
       m += rows;
     }
   }
