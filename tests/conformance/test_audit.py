@@ -56,7 +56,8 @@ def check_acquitted(make: MakeDrafter, models: tuple[Any, Any], name: str, rule:
     assert not result.convicted, result.tests
     assert result.num_tokens >= tokens
     if name != "none":
-        assert 0 < result.num_accepted_tokens < result.num_draft_tokens
+        assert result.num_accepted_tokens < result.num_draft_tokens
+        assert result.num_accepted_tokens or tokens < 4_000, "a head without training is right by chance only"
         asked = any(test.num_tokens > tokens / 10 for test in result.tests if "draft" in test.name)
         # Children that were drawn with the target's own noise are fixed beforehand by nobody.
         assert asked != (rule == "coupled" and drafter.makes_trees and drafter.stochastic)

@@ -27,7 +27,7 @@ from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow
 from foredraft.target.measurements import measurement_file, read_measurement, write_measurement
 
-NUM_TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
+NUM_TOKENS = (1, 2, 4, 8, 14, 16, 24, 32, 48, 64, 96, 128, 256)
 """Tokens of passes of one row; the table's points."""
 BATCHES = ((4, 1), (4, 4), (14, 1), (14, 4), (14, 8))
 """Rows and tokens of each, behind a short context."""
