@@ -102,9 +102,11 @@ class AcceptanceBook:
         self._sequences: defaultdict[int, dict[str, Counts]] = defaultdict(dict)
         self._routes: defaultdict[tuple[str, str], Counts] = defaultdict(Counts)
         self._nobody = Counts()
+        self._priors: dict[tuple[tuple[str, str], int], tuple[list[float], list[float]]] = {}
 
     def observe(self, rows: Sequence[RowOutcome]) -> None:
         """Drafts were judged; what is known of a row for which none was planned gets old."""
+        self._priors.clear()
         for row in rows:
             own = self._sequences[row.sequence_id]
             if row.planned:
@@ -125,11 +127,10 @@ class AcceptanceBook:
         """
         firsts = [0 if self._trees else min(row.match_len, MOST_AGREEING) for row in rows]
         last = max((first + row.limit for first, row in zip(firsts, rows, strict=True)), default=0)
-        priors = {key: self._route_rates(key, last) for key in {(row.route, row.source) for row in rows}}
         chances, found = [], []
         for row, first in zip(rows, firsts, strict=True):
             own = self._sequences.get(row.sequence_id, {}).get(row.source, self._nobody)
-            accepted_prior, found_prior = priors[row.route, row.source]
+            accepted_prior, found_prior = self._route_rates((row.route, row.source), last)
             units = slice(first, first + row.limit)
             rates = own.accepted_rates(accepted_prior, ROUTE_TRIALS, units)
             there = [1.0] * row.limit
@@ -145,6 +146,12 @@ class AcceptanceBook:
 
     def _route_rates(self, key: tuple[str, str], num_units: int) -> tuple[list[float], list[float]]:
         """Rates of acceptance and of being found, with those of the other units as prior."""
+        known = self._priors.get((key, num_units))
+        if known is None:
+            known = self._priors[key, num_units] = self._rates_of(key, num_units)
+        return known
+
+    def _rates_of(self, key: tuple[str, str], num_units: int) -> tuple[list[float], list[float]]:
         counts, units = self._routes.get(key, self._nobody), slice(num_units)
         if self._trees:
             prior = self._tree_prior(counts, num_units)

@@ -28,6 +28,8 @@ FIRST_SHARE, LAST_SHARE = 0.01, 0.001
 """Share of the time that probing a route may take, at first and at least."""
 FIRST_GAP, LAST_GAP = 4, 512
 """Steps with drafts between two without, at first and at most."""
+STEPS_AT_ONCE = 4
+"""Steps that are learnt from together: the first call behind a pass takes several times as long as those after it."""
 MOST_PLANS = 64
 """Of so many the best is taken; where there are more draft tokens to choose from, plans differ by two or more."""
 SURPRISE = 0.12
@@ -70,6 +72,7 @@ class GoodputPolicy:
         self.forecast: Forecast | None = None
         self._probes: dict[tuple[str, str], _Probe] = {}
         self._gap, self._since_plain = FIRST_GAP, 0
+        self._unread: list[StepOutcome] = []
 
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         self.forecast = None
@@ -95,6 +98,19 @@ class GoodputPolicy:
         return lengths
 
     def observe(self, step: StepOutcome) -> None:
+        if step.rows and not any(row.planned for row in step.rows) and self._since_plain >= self._gap:
+            self._compare(step)
+        self._unread.append(step)
+        if len(self._unread) >= STEPS_AT_ONCE:
+            self._read()
+
+    def _read(self) -> None:
+        """Learn from the steps that wait."""
+        for step in self._unread:
+            self._learn(step)
+        self._unread.clear()
+
+    def _learn(self, step: StepOutcome) -> None:
         self.acceptance.observe(step.rows)
         self.cost.passes.observe(step.num_rows, step.num_tokens, step.num_keys, step.num_pairs, step.target_s)
         if not step.rows:
@@ -103,10 +119,9 @@ class GoodputPolicy:
         longest, num_made = max((row.planned for row in made), default=0), sum(row.num_draft_tokens for row in made)
         num_logits = len(step.rows) + sum(row.num_draft_tokens for row in step.rows)
         self.cost.observe_rest(longest, num_made, num_logits, step.draft_s, step.verify_s + step.host_s)
-        if not any(row.planned for row in step.rows) and self._since_plain >= self._gap:
-            self._compare(step)
 
     def forget(self, sequence_id: int) -> None:
+        self._read()
         self.acceptance.forget(sequence_id)
 
     def _options(self, rows: Sequence[PlanRow], num_other_tokens: int) -> tuple[_Options, float]:
