@@ -214,7 +214,7 @@ def test_a_recurrent_model_in_a_folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def predicting(folder):
-    return LLM(str(folder), speculative_config={"method": "prediction+ngram"})
+    return LLM(str(folder), speculative_config={"method": "prediction+ngram", "policy": "fixed"})
 
 
 def test_a_prediction_saves_passes_and_changes_nothing(predicting, model, byte_tokenizer):
