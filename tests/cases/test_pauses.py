@@ -25,6 +25,9 @@ class Pausing:
     def __init__(self, paused: Sequence[int]):
         self.paused, self.rounds = set(paused), 0
 
+    def rests(self, num_rows: int) -> bool:
+        return False
+
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         pausing = BEFORE <= self.rounds < BEFORE + PAUSE
         self.rounds += 1

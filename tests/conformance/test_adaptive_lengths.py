@@ -41,6 +41,9 @@ class Adversary:
     def __init__(self) -> None:
         self.planned, self.accepted = [0], [0]
 
+    def rests(self, num_rows: int) -> bool:
+        return False
+
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         mixed = 3 * sum(self.accepted) + 5 * self.accepted[-1] + self.planned[-1] * len(self.planned)
         return [min(row.limit, (mixed + row.context_len + 2) % 4) for row in rows]

@@ -231,7 +231,10 @@ class Engine:
     def _draft(self, schedule: Schedule[Sequence], complete: list[Sequence]) -> tuple[list[Planned], Draft, float]:
         """Draft for the rows that will get logits: what was planned, the draft, and the drafter's seconds."""
         started = time.perf_counter()
-        offers = self.drafter.offers([_draft_row(s, s.draft_limit) for s in complete])
+        if self.policy.rests(len(complete)):
+            offers = [Offer(0)] * len(complete)
+        else:
+            offers = self.drafter.offers([_draft_row(s, s.draft_limit) for s in complete])
         offered = time.perf_counter()
         planned = self._plan(schedule, complete, offers)
         counts = [count for _, count in planned]

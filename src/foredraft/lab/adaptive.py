@@ -59,7 +59,8 @@ def adaptive_law(
             law[text] += mass
             plans.add(planned)
             continue
-        row = PlanRow(0, min(limit, length - len(text) - 1), len(text) + 1, "")
+        room = 0 if held.rests(1) else min(limit, length - len(text) - 1)
+        row = PlanRow(0, room, len(text) + 1, "")
         count = held.plan([row], 0)[0]
         if (text, count) not in known:
             known[text, count] = round_emissions(_after(instance, text, count), rule, cut)

@@ -32,6 +32,9 @@ class PlanRecorder:
         self.steps: list[PlannedStep] = []
         self.forecast: Forecast | None = None
 
+    def rests(self, num_rows: int) -> bool:
+        return self.policy.rests(num_rows)
+
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         lengths = self.policy.plan(rows, num_other_tokens)
         self.forecast = self.policy.forecast

@@ -131,6 +131,9 @@ class _Watcher:
         self._length = num_draft_tokens
         self.seen: list[StepOutcome] = []
 
+    def rests(self, num_rows: int) -> bool:
+        return False
+
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         return [min(self._length, row.limit) for row in rows]
 

@@ -99,6 +99,11 @@ class Policy(Protocol):
 
     forecast: Forecast | None
 
+    def rests(self, num_rows: int) -> bool:
+        """Whether the next step is made without drafts, so that nobody need ask what could be drafted; asked once a
+        step, before ``plan``, whose rows then have limit 0."""
+        ...
+
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         """Draft tokens for each row, at most its limit; 0 is plain decoding.
 

@@ -15,6 +15,9 @@ class FixedPolicy:
     def __init__(self, num_draft_tokens: int):
         self.num_draft_tokens = num_draft_tokens
 
+    def rests(self, num_rows: int) -> bool:
+        return False
+
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         return [min(self.num_draft_tokens, row.limit) for row in rows]
 

@@ -13,10 +13,15 @@ Two things are not seen by doing always what seems best, and are looked at now a
 gets no drafts of a source, a row of it is given one token, as often as one per cent of the time pays for; half as often
 after each time that this changes nothing, down to a tenth of a per cent. Where all steps draft, a step is made without:
 after a few, then twice as many, and so on as long as it takes as long as was expected.
+
+To look for drafts and to plan takes time too, a twentieth of a step of many rows. Where the best plan gains no more
+than that, the controller rests for a step, then for two, and so on, up to some; the batch decodes as if there were no
+drafts.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +35,14 @@ FIRST_GAP, LAST_GAP = 4, 512
 """Steps with drafts between two without, at first and at most."""
 STEPS_AT_ONCE = 4
 """Steps that are learnt from together: the first call behind a pass takes several times as long as those after it."""
+LEAST_GAIN = 0.01
+"""What drafts must gain on a step that does not even look for them."""
+MOST_REST = 8
+"""Steps until the next look, at most."""
+FEWER_ROWS = 0.75
+"""A batch that has shrunk to such a share is looked at at once."""
+OWN_RATE = 0.1
+"""How much of the estimate of the controller's own seconds is the latest step."""
 MOST_PLANS = 64
 """Of so many the best is taken; where there are more draft tokens to choose from, plans differ by two or more."""
 SURPRISE = 0.12
@@ -73,15 +86,29 @@ class GoodputPolicy:
         self._probes: dict[tuple[str, str], _Probe] = {}
         self._gap, self._since_plain = FIRST_GAP, 0
         self._unread: list[StepOutcome] = []
+        self._own_s = self._spent_s = 0.0  # of looking for drafts, planning and learning in a step; this one's so far
+        self._rest, self._next_rest, self._rest_rows, self._rested = 0, 1, 0, 0
+
+    def rests(self, num_rows: int) -> bool:
+        if self._rest and num_rows < FEWER_ROWS * self._rest_rows:
+            self._rest = 0
+        self._rest, self._rested, resting = max(0, self._rest - 1), self._rested + 1, self._rest > 0
+        return resting
 
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
-        self.forecast = None
+        self.forecast, began = None, time.perf_counter()
         lengths = [0] * len(rows)
         if not any(row.limit for row in rows):
             return lengths
         options, prompts_s = self._options(rows, num_other_tokens)
         goodput = [n / (s - prompts_s) for n, s in zip(options.emitted, options.seconds, strict=True)]
         best = goodput.index(max(goodput))
+        resting_s = options.seconds[0] - prompts_s - self._own_s
+        if goodput[best] * resting_s < (1.0 + LEAST_GAIN) * len(rows):
+            best, self._rest, self._rest_rows = 0, self._next_rest, len(rows)
+            self._next_rest = min(2 * self._next_rest, MOST_REST)
+        else:
+            self._next_rest = 1
         if best and self._since_plain >= self._gap and not num_other_tokens:
             best = 0
         else:
@@ -93,16 +120,22 @@ class GoodputPolicy:
         if best or self._since_plain < self._gap:
             more = min(best + 1, len(goodput) - 1)
             token_s = (options.seconds[more] - step_s) / max(1, options.sizes[more] - options.sizes[best])
-            for at in self._probing(rows, lengths, step_s, max(0.0, token_s)):
+            for at in self._probing(rows, lengths, step_s * self._rested, max(0.0, token_s)):
                 lengths[at] = 1
+        self._rested, self._spent_s = 0, time.perf_counter() - began
         return lengths
 
     def observe(self, step: StepOutcome) -> None:
-        if step.rows and not any(row.planned for row in step.rows) and self._since_plain >= self._gap:
-            self._compare(step)
+        if self.forecast is not None and self._since_plain >= self._gap and not any(r.planned for r in step.rows):
+            self._compare(step, self.forecast)
         self._unread.append(step)
         if len(self._unread) >= STEPS_AT_ONCE:
+            began = time.perf_counter()
             self._read()
+            self._spent_s += (time.perf_counter() - began) / STEPS_AT_ONCE
+        if self.forecast is not None:
+            looked_s = 0.0 if any(row.planned and not row.is_free for row in step.rows) else step.draft_s
+            self._own_s += OWN_RATE * (min(self._spent_s + looked_s, 0.1 * self.forecast.plain_s) - self._own_s)
 
     def _read(self) -> None:
         """Learn from the steps that wait."""
@@ -162,11 +195,10 @@ class GoodputPolicy:
         units.sort()
         return units
 
-    def _compare(self, step: StepOutcome) -> None:
+    def _compare(self, step: StepOutcome, forecast: Forecast) -> None:
         """A step was made without drafts where drafts seemed best."""
         seconds = step.draft_s + step.target_s + step.verify_s + step.host_s
-        expected = seconds if self.forecast is None else self.forecast.plain_s
-        as_expected = abs(seconds - expected) <= SURPRISE * expected
+        as_expected = abs(seconds - forecast.plain_s) <= SURPRISE * forecast.plain_s
         self._gap = min(2 * self._gap, LAST_GAP) if as_expected else FIRST_GAP
         self._since_plain = 0
 

@@ -17,6 +17,9 @@ class HeuristicPolicy:
         self.num_draft_tokens = num_draft_tokens
         self._lengths: dict[int, int] = {}
 
+    def rests(self, num_rows: int) -> bool:
+        return False
+
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         return [min(self._lengths.get(row.sequence_id, self.num_draft_tokens), row.limit) for row in rows]
 

@@ -28,6 +28,9 @@ class SpecDecPolicy:
     def __init__(self, *, trees: bool = False) -> None:
         self.acceptance = AcceptanceBook(trees=trees)
 
+    def rests(self, num_rows: int) -> bool:
+        return False
+
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         chances, _ = self.acceptance.expected(rows)
         going_on = [sum(1.0 - chance <= THRESHOLD for chance in each) for each in chances]

@@ -32,6 +32,9 @@ class TiersPolicy:
         self._at = len(self.tiers) // 2
         self._average, self._steps = float(self.tiers[self._at]), 0
 
+    def rests(self, num_rows: int) -> bool:
+        return False
+
     def plan(self, rows: Sequence[PlanRow], num_other_tokens: int) -> list[int]:
         return [min(self.tiers[self._at], row.limit) for row in rows]
 

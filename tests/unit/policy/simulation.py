@@ -80,7 +80,8 @@ def simulate(policy: Policy, kinds: Sequence[Kind], *, steps: int = 400, world: 
     ids, lengths = list(range(len(kinds))), [rng.randrange(world.request_len or 1) for _ in kinds]
     for step in range(steps):
         running = range(len(kinds) if world.num_running is None else world.num_running(step))
-        rows = [PlanRow(ids[i], LIMIT, CONTEXT, kinds[i].label) for i in running]
+        limit = 0 if policy.rests(len(running)) else LIMIT
+        rows = [PlanRow(ids[i], limit, CONTEXT, kinds[i].label) for i in running]
         plan = policy.plan(rows, world.prompts(step))
         outcomes, emitted = [], 0
         for i, row, planned in zip(running, rows, plan, strict=True):

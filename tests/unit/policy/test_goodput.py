@@ -211,6 +211,9 @@ class Clocked:
     def __init__(self, inner: GoodputPolicy):
         self.inner, self.seconds = inner, []
 
+    def rests(self, num_rows: int) -> bool:
+        return self.inner.rests(num_rows)
+
     def plan(self, rows: list[PlanRow], num_other_tokens: int) -> list[int]:
         self._began = time.process_time()
         lengths = self.inner.plan(rows, num_other_tokens)
@@ -231,3 +234,25 @@ def test_it_takes_less_than_two_per_cent_of_a_step():
     policy = Clocked(controller())
     simulate(policy, [Kind(0.9)] * 32, steps=200, world=World(request_len=64))
     assert sorted(policy.seconds)[50] < 0.02 * 0.035
+
+
+def test_it_rests_where_drafts_gain_nothing_and_wakes_when_the_batch_shrinks():
+    """32 sequences of which no draft token is accepted: soon it looks at one step in nine."""
+    policy = controller()
+    simulate(policy, [Kind(0.0)] * 32, steps=100)
+    looked = sum(not policy.rests(32) and not policy.plan(rows_of(32), 0)[0] for _ in range(90))
+    assert 8 <= looked <= 12
+    while not policy.rests(32):
+        policy.plan(rows_of(32), 0)
+    assert policy.rests(32), "rests are long by now"
+    assert not policy.rests(20)
+
+
+def test_it_does_not_rest_where_drafts_pay():
+    policy = controller()
+    simulate(policy, [Kind(0.9)] * 2, steps=100)
+    assert not any(policy.rests(2) or sum(policy.plan(rows_of(2), 0)) == 0 for _ in range(3))
+
+
+def rows_of(count: int) -> list[PlanRow]:
+    return [PlanRow(i, LIMIT, CONTEXT, "") for i in range(count)]
