@@ -35,8 +35,9 @@ FIRST_GAP, LAST_GAP = 4, 512
 """Steps with drafts between two without, at first and at most."""
 STEPS_AT_ONCE = 4
 """Steps that are learnt from together: the first call behind a pass takes several times as long as those after it."""
-LEAST_GAIN = 0.01
-"""What drafts must gain on a step that does not even look for them."""
+LEAST_GAIN = 0.03
+"""What drafts must seem to gain on a step that does not even look for them: less is what chance promises, for tokens
+that it favoured are the ones chosen."""
 MOST_REST = 8
 """Steps until the next look, at most."""
 FEWER_ROWS = 0.75
