@@ -234,6 +234,7 @@ class KVSlots(KVStorage):
         slot, length = self._slot_of[sequence_id], self.length(sequence_id)
         return [(k[slot, :length], v[slot, :length]) for k, v in zip(self.keys, self.values, strict=True)]
 
+    @torch.inference_mode(False)  # as for the rest of the storage
     def keep_states(self, num_layers: int, hidden_size: int) -> None:
         """From now on keep the hidden states of so many layers with the entries of each token."""
         if self.states is None or self.states.shape[2:] != (num_layers, hidden_size):
