@@ -37,7 +37,7 @@ STEPS_AT_ONCE = 4
 """Steps that are learnt from together: the first call behind a pass takes several times as long as those after it."""
 LEAST_GAIN = 0.03
 """What drafts must seem to gain on a step that does not even look for them: less is what chance promises, for tokens
-that it favoured are the ones chosen."""
+that it favoured are the ones chosen among many rows. Of a single row none are chosen, and all that is gained counts."""
 MOST_REST = 8
 """Steps until the next look, at most."""
 FEWER_ROWS = 0.75
@@ -105,7 +105,7 @@ class GoodputPolicy:
         goodput = [n / (s - prompts_s) for n, s in zip(options.emitted, options.seconds, strict=True)]
         best = goodput.index(max(goodput))
         resting_s = options.seconds[0] - prompts_s - self._own_s
-        if goodput[best] * resting_s < (1.0 + LEAST_GAIN) * len(rows):
+        if goodput[best] * resting_s < len(rows) + LEAST_GAIN * (len(rows) - 1):
             best, self._rest, self._rest_rows = 0, self._next_rest, len(rows)
             self._next_rest = min(2 * self._next_rest, MOST_REST)
         else:
