@@ -150,11 +150,12 @@ def _still_running(process: subprocess.Popen[bytes]) -> bool:
 
 def _size_under(folder: Path) -> int:
     size = 0
-    for file in folder.rglob("*"):
-        try:
-            size += file.stat().st_size
-        except FileNotFoundError:  # pip moves its files while they are counted
-            continue
+    for parent, _, names in os.walk(folder):  # unlike rglob it passes over folders that pip has removed meanwhile
+        for name in names:
+            try:
+                size += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:  # pip moves its files while they are counted
+                continue
     return size
 
 

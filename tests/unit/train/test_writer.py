@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
-from foredraft.errors import InvalidOptionError
 from foredraft.testing.heads import hidden_states
 from foredraft.train.dataset import Text
 from foredraft.train.writer import AS_IT_STANDS, Ask, Task, Writer
@@ -100,10 +98,10 @@ def test_a_task_goes_on_with_what_was_written(new_writer: Callable[..., Writer],
     assert (text.route, text.origin) == ("code", 3)
 
 
-def test_reused_cache_entries_would_leave_states_out(new_writer: Callable[..., Writer]) -> None:
+def test_reused_cache_entries_bring_their_states(model: Any, new_writer: Callable[..., Writer]) -> None:
     writer = new_writer(enable_prefix_caching=True)
     ask = Ask(list(range(5, 45)), GREEDY, "chat")
-    writer.run([one(ask)])
-    with pytest.raises(InvalidOptionError, match="enable_prefix_caching=False"):
-        writer.run([one(ask)])
-    assert not writer.engine.has_unfinished_requests
+    (first,), (again,) = writer.run([one(ask)]), writer.run([one(ask)])
+    check_states(model, again)
+    assert again.token_ids.equal(first.token_ids)
+    assert again.features.equal(first.features)
