@@ -261,9 +261,10 @@ class EngineConfig:
         max_model_len: most tokens of a prompt with its output; None takes the model's own limit.
         max_num_seqs: most sequences in one batch.
         max_num_batched_tokens: most tokens of one pass; longer prompts are fed in chunks.
-        kv_cache_gb: most GiB of keys and values of the target, the texts kept for reuse included. None takes 0.4 of the
-            memory that is free on a CPU, and on a GPU what ``gpu_memory_utilization`` leaves. When it is full, the
-            requests that came last wait and are computed again later.
+        kv_cache_gb: most GiB of keys and values of the target, the texts kept for reuse included, and the hidden states
+            that are kept with them for heads. None takes 0.4 of the memory that is free on a CPU, and on a GPU what
+            ``gpu_memory_utilization`` leaves. When it is full, the requests that came last wait and are computed again
+            later.
         gpu_memory_utilization: share of the GPU's memory for weights and cache together; the rest is for passes.
         enable_prefix_caching: begin a request with the cache entries of the longest prefix that it shares with a
             running request or a recent one. None does so where the numerics make reused entries the same bits as new

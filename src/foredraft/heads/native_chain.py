@@ -91,7 +91,7 @@ class NativeChain:
         rows = torch.tensor([[i, 1, slot, place, 0, -1] for i, (slot, place) in enumerate(places)])
         positions = torch.tensor([place for _, place in places])
         index = torch.tensor([slots.capacity * slot + place for slot, place in places])
-        work = self.arena.at(count * (3 * width + 6 * layer.hidden + 2 * layer.dim + vocab))
+        work = self.arena.at(count * (3 * width + 4 * layer.hidden + 2 * layer.dim + vocab))
         self.native.foredraft_chain_bf16(
             ctypes.byref(self.entry), tokens.data_ptr(), states.data_ptr(), rows.data_ptr(), positions.data_ptr(),
             index.data_ptr(), work, *slots.addresses, count, num_steps, width, slots.capacity, torch.get_num_threads(),

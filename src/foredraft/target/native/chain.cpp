@@ -38,7 +38,7 @@ int64_t argmax(const uint16_t* logits, int64_t count) {
 }  // namespace
 
 // tokens: [num_steps + 1, B], the first row given; states: [B, hidden], those behind it, then the last ones; rows,
-// positions, write_index: of the first place, moved on; work: B times (3 width + 6 hidden + 2 dim + draft_vocab).
+// positions, write_index: of the first place, moved on; work: B times (3 width + 4 hidden + 2 dim + draft_vocab).
 extern "C" void foredraft_chain_bf16(const Head* head, int64_t* tokens, uint16_t* states, int64_t* rows,
                                      int64_t* positions, int64_t* write_index, uint16_t* work, uint16_t* const* keys,
                                      uint16_t* const* values, int64_t B, int64_t num_steps, int64_t width,
