@@ -19,12 +19,14 @@ from foredraft.measure.workloads import dataset_workloads
 from foredraft.types import Request
 
 PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
+BEAM = {"num_speculative_tokens": 7, "tree_width": 3, "tree_beam": 1}
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"method": "none"},
     "chain of 4": {"method": "eagle3", "num_speculative_tokens": 4, "policy": "fixed"},
     "tree of 16": {"method": "eagle3", "num_speculative_tokens": 16, "tree_width": 4, "policy": "fixed"},
-    "chain, goodput": {"method": "eagle3", "num_speculative_tokens": 4},
+    "beam of 1": {"method": "eagle3", **BEAM, "policy": "fixed"},
     "n-gram + chain, goodput": {"method": "ngram+eagle3"},
+    "n-gram + beam, goodput": {"method": "ngram+eagle3", **BEAM},
 }
 
 

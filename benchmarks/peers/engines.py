@@ -21,6 +21,8 @@ OURS = "foredraft"
 NEEDED = {"transformers": 1.5, "vllm": 1.5, "openvino": 1.0, "llama.cpp": 1.0}
 """The ratio of our best arm to each peer's best mode that the project wants to reach."""
 
+BEAM = {"num_speculative_tokens": 7, "tree_width": 3, "tree_beam": 1}
+"""Drafts of a head that are chains with other tokens beside their own."""
 TRANSFORMERS = {"none": "none", "ngram": "ngram"}
 VLLM: dict[str, dict[str, Any] | None] = {
     "none": None,
@@ -117,8 +119,9 @@ def our_modes(head: str | None, policies: list[str], arms: list[str]) -> dict[st
     for policy in policies:
         for method in ("ngram", "suffix"):
             modes[f"{method} {policy}"] = {"method": method, "policy": policy}
-        for method in ("eagle3", "ngram+eagle3", "suffix+eagle3") if head else ():
+        for method in ("eagle3", "ngram+eagle3") if head else ():
             modes[f"{method} {policy}"] = {"method": method, "model": head, "policy": policy}
+            modes[f"{method} beam {policy}"] = {"method": method, "model": head, "policy": policy, **BEAM}
     for text in arms:
         config = json.loads(text)
         others = [f"{key}={value}" for key, value in config.items() if key not in ("method", "model")]

@@ -35,8 +35,11 @@ class SpeculativeConfig:
         num_speculative_tokens: most draft tokens of a step, all nodes of a tree counted; None takes each method's
             default.
         tree_width: most children of a token in the draft; 1 drafts chains.
-        tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model, and
-            all places that they look ahead for ``pard`` and ``dflash``.
+        tree_depth: longest path of a tree; None takes ``num_speculative_tokens / tree_width`` for a draft model (with a
+            ``tree_beam`` twice as much), and all places that they look ahead for ``pard`` and ``dflash``.
+        tree_beam: tokens of a level of the tree that get children, each level being a pass of the draft model or head;
+            None takes as many as ``tree_width``. 1 drafts a chain with other likely tokens beside its own: as cheap to
+            draft as the chain, and cheap to verify where a pass of some more tokens costs hardly more.
         model: the draft model, for ``draft_model`` and ``pard``, or the head: folder, hub id or short name. ``mtp``
             without it takes the module that the target's own files hold.
         use_heterogeneous_vocab: the draft model has another tokenizer than the target.
@@ -73,6 +76,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int | None = None
     tree_width: int = 1
     tree_depth: int | None = None
+    tree_beam: int | None = None
     model: str | None = None
     use_heterogeneous_vocab: bool = False
     heterogeneous_vocab_method: str = "tli"
@@ -142,7 +146,8 @@ class SpeculativeConfig:
 
     def depth_of_tree(self, method: str) -> int:
         """Levels of a tree that one part of ``method`` grows with passes of a model or head."""
-        return self.tree_depth or max(2, self.draft_limit(method) // self.tree_width)
+        nodes_of_a_level = self.tree_width if self.tree_beam is None else 1 + self.tree_width // 2
+        return self.tree_depth or max(2, self.draft_limit(method) // nodes_of_a_level)
 
     @property
     def is_lossy(self) -> bool:
@@ -172,6 +177,18 @@ class SpeculativeConfig:
             able = ", ".join(name for name, method in METHODS.items() if method.takes_tree_width)
             raise InvalidOptionError(
                 f"tree_width={self.tree_width} has no effect with method {self.method!r}; it goes with {able}"
+            )
+        if self.tree_beam is None:
+            return
+        if not 1 <= self.tree_beam <= self.tree_width or self.tree_width == 1:
+            raise InvalidOptionError(
+                f"tree_beam={self.tree_beam} is outside [1, tree_width={self.tree_width}]; it goes with a tree_width "
+                "above 1"
+            )
+        if not any(METHODS[method].takes_tree_beam for method in self.methods):
+            able = ", ".join(name for name, method in METHODS.items() if method.takes_tree_beam)
+            raise InvalidOptionError(
+                f"tree_beam={self.tree_beam} has no effect with method {self.method!r}; it goes with {able}"
             )
 
     def _check_draft_model(self) -> None:

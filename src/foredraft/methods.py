@@ -13,6 +13,7 @@ class Method:
         module: has ``build(speculative_config, engine_config, target, tokenizer)``, which gives the drafter.
         num_speculative_tokens: most draft tokens of a step if the user names no number.
         takes_tree_width: drafts chains, or trees if ``tree_width`` is above 1.
+        takes_tree_beam: has ``tree_beam`` too: each level of a tree is a pass of its model.
         takes_model: has a ``model``: a draft model, or a head that was trained for the target.
         target_may_be_model: without one it is looked for in the target's own folder.
         has_confidence: a draft can end at a token that the drafter finds unlikely (policy ``confidence``).
@@ -21,6 +22,7 @@ class Method:
     module: str
     num_speculative_tokens: int
     takes_tree_width: bool = False
+    takes_tree_beam: bool = False
     takes_model: bool = False
     target_may_be_model: bool = False
     has_confidence: bool = False
@@ -37,19 +39,29 @@ METHODS: dict[str, Method] = {
         module="foredraft.drafters.load_draft_model",
         num_speculative_tokens=4,
         takes_tree_width=True,
+        takes_tree_beam=True,
         takes_model=True,
         has_confidence=True,
     ),
     "eagle3": Method(
-        module="foredraft.drafters.eagle3", num_speculative_tokens=4, takes_tree_width=True, takes_model=True
+        module="foredraft.drafters.eagle3",
+        num_speculative_tokens=4,
+        takes_tree_width=True,
+        takes_tree_beam=True,
+        takes_model=True,
     ),
     "eagle": Method(
-        module="foredraft.drafters.eagle", num_speculative_tokens=4, takes_tree_width=True, takes_model=True
+        module="foredraft.drafters.eagle",
+        num_speculative_tokens=4,
+        takes_tree_width=True,
+        takes_tree_beam=True,
+        takes_model=True,
     ),
     "mtp": Method(
         module="foredraft.drafters.mtp",
         num_speculative_tokens=2,
         takes_tree_width=True,
+        takes_tree_beam=True,
         takes_model=True,
         target_may_be_model=True,
     ),

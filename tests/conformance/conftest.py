@@ -49,6 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sparse_kv_selection": "snapkv",
     },
     "eagle3-tree": {"method": "eagle3", "tree_width": 2, "tree_depth": 3},
+    "eagle3-beam": {"method": "eagle3", "tree_width": 3, "tree_depth": 3, "tree_beam": 1},
     "eagle-tree": {"method": "eagle", "tree_width": 2, "tree_depth": 3},
     "mtp-tree": {"method": "mtp", "tree_width": 2, "tree_depth": 3},
     "mlp-tree": {"method": "mlp", "tree_width": 2, "tree_depth": 3},

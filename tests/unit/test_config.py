@@ -40,6 +40,15 @@ from foredraft.errors import InvalidOptionError
             {"method": "ngram+prediction", "tree_width": 2},
             r"tree_width=2 has no effect with method 'ngram\+prediction'",
         ),
+        (
+            {"method": "eagle3", "model": "x", "tree_width": 2, "tree_beam": 3},
+            r"tree_beam=3 is outside \[1, tree_width=2\]",
+        ),
+        ({"method": "eagle3", "model": "x", "tree_beam": 1}, r"tree_beam=1 is outside .* a tree_width above 1"),
+        (
+            {"method": "suffix", "tree_width": 2, "tree_beam": 1},
+            "tree_beam=1 has no effect with method 'suffix'; it goes with draft_model, eagle3, eagle, mtp",
+        ),
         ({"suffix_decoding_max_tree_depth": 0}, "suffix_decoding_max_tree_depth=0 is below 1; use a positive"),
         (
             {"suffix_decoding_max_cached_requests": -1},

@@ -45,12 +45,14 @@ class Offer:
         match_len: of a copy, how many tokens before its place agree with the end of the text.
         source: which part of a combination would make it.
         is_free: making it takes no time worth planning for.
+        branches: it may be a tree.
     """
 
     num_draft_tokens: int
     match_len: int = 0
     source: str = ""
     is_free: bool = False
+    branches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Drafter(ABC):
         rolls_back: its state follows when draft tokens are rejected.
         reads_target_tokens: the caches of its models hold the target's token ids.
         cost: of a draft token, as a share of a target pass; 0 where no model is run.
-        one_pass: all tokens of a draft come from one pass, so ``cost`` is that of a draft of any length.
+        max_passes: most passes of its model that a draft takes, each of which costs ``cost``; None: one for each token.
         stop_below: a draft ends with a token that the drafter finds less likely than that; 0 never ends one early.
     """
 
@@ -93,12 +95,12 @@ class Drafter(ABC):
     rolls_back: bool = True
     reads_target_tokens: bool = True
     cost: float = 0.0
-    one_pass: bool = False
+    max_passes: int | None = None
     stop_below: float = 0.0
 
     def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
         """What ``propose`` could draft for the rows of a step; asked before it, each row with its limit."""
-        return [Offer(row.num_draft_tokens) for row in rows]
+        return [Offer(row.num_draft_tokens, branches=self.makes_trees) for row in rows]
 
     @abstractmethod
     def propose(self, rows: Sequence[DraftRow]) -> Draft:

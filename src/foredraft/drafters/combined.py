@@ -118,6 +118,7 @@ class CombinedDrafter(Drafter):
         self.feature_layers = tuple(dict.fromkeys(layer for source in sources for layer in source.feature_layers))
         self.names = list(names) or [""] * len(self.sources)
         self.cost = max(source.cost for source in sources)
+        self.max_passes = _most([source.max_passes for source in sources if source.cost])
         self.makes_trees = any(source.makes_trees for source in sources)
         self.num_top_tokens = max(source.num_top_tokens for source in sources)
         self.stochastic = any(source.stochastic for source in sources)
@@ -131,11 +132,11 @@ class CombinedDrafter(Drafter):
         for row in rows:
             state = self._states[row.sequence_id]
             index = state.chosen
-            proposal, name = state.proposals[index], self.names[index]
+            proposal, name, branches = state.proposals[index], self.names[index], self.sources[index].makes_trees
             if proposal is None:
-                offers.append(Offer(min(self.limits[index], row.num_draft_tokens), source=name))
+                offers.append(Offer(min(self.limits[index], row.num_draft_tokens), source=name, branches=branches))
             else:
-                offers.append(Offer(len(proposal.token_ids), state.match_lens[index], name, is_free=True))
+                offers.append(Offer(len(proposal.token_ids), state.match_lens[index], name, True, branches))
         return offers
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
@@ -225,6 +226,12 @@ class CombinedDrafter(Drafter):
             expected = min(num_tokens, record.correction * sum(path_probs))
             gains.append((1.0 + expected) / (1.0 + source.cost * num_tokens) if num_tokens else 0.0)
         return gains.index(max(gains))
+
+
+def _most(limits: Sequence[int | None]) -> int | None:
+    """The highest limit; None if there is one without."""
+    known = [limit for limit in limits if limit is not None]
+    return max(known, default=None) if len(known) == len(limits) else None
 
 
 def _limited(row: DraftRow, limit: int) -> DraftRow:

@@ -19,20 +19,21 @@ class DraftTreeDrafter(TreeDrafter, DraftModelDrafter):
     """Drafts trees with a second model of the same vocabulary.
 
     Args:
-        width: children of a node, and nodes of a level that get children.
+        width: children of a node.
         depth: levels, each a pass of the draft model.
+        beam: nodes of a level that get children; None: as many as ``width``.
 
     Raises:
         IncompatibleDrafterError: the draft model can be fed chains only.
     """
 
-    def __init__(self, model: TargetModel, vocab_size: int, width: int, depth: int):
+    def __init__(self, model: TargetModel, vocab_size: int, width: int, depth: int, beam: int | None = None):
         if not model.supports_trees:
             raise IncompatibleDrafterError(
                 f"{describe(model.model)} keeps a state that cannot branch, so it cannot draft trees; use tree_width=1"
             )
         super().__init__(model, vocab_size)
-        self.width, self.depth = width, depth
+        self.width, self.depth, self.beam, self.max_passes = width, depth, beam, depth
 
     def _frontier_logits(self, trees: list[Tree]) -> Tensor:
         """Feed each row's new text and the nodes down to its frontier; the text is committed, the nodes are not."""

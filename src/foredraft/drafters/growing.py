@@ -1,5 +1,8 @@
 """Drafting a tree level by level, from a model's logits behind the nodes of its frontier.
 
+A level's likeliest nodes get children. If that is one, a tree is a chain with other tokens beside its own, and takes as
+many passes of the draft model as the chain does.
+
 How a node's children are made depends on the request: greedy rows take the likeliest tokens, rows under the coupled
 rule those that are likeliest with the target's noise, all others draw without replacement (Sequoia, Chen et al.,
 2402.12374). Of likeliest ones more are tried than fit, and the most probable paths are kept (EAGLE-2, Li et al.,
@@ -79,22 +82,23 @@ class TreeDrafter(AutoregressiveDrafter):
     """Drafts trees; a subclass says what a model finds likely behind their nodes.
 
     Attributes:
-        width: children of a node, and nodes of a level that get children.
+        width: children of a node.
         depth: levels, each a pass of the draft model.
+        beam: nodes of a level that get children; None: as many as ``width``.
     """
 
     makes_trees = True
     width: int
     depth: int
+    beam: int | None = None
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         trees = [Tree(row) for row in rows]
         growing = [tree for tree in trees if self._room(tree.row, tree.row.token_ids)]
         for tree in growing:
             self._catch_up(tree.row.sequence_id, tree.row.token_ids)
-        for _ in range(self.depth):
-            growing = [tree for tree in growing if tree.frontier and self._num_left(tree)]
-            if growing:
+        while growing := [tree for tree in growing if tree.frontier and self._num_left(tree)]:
+            if not self._run_down(growing):
                 self._grow(growing)
         kept = [tree.kept() for tree in trees]
         tokens = [[tree.token_ids[i] for i in nodes] for tree, nodes in zip(trees, kept, strict=True)]
@@ -107,9 +111,17 @@ class TreeDrafter(AutoregressiveDrafter):
 
     def _num_left(self, tree: Tree) -> int:
         """Nodes that may still be added; what is not drawn is cut to size at the end."""
-        if max(map(len, map(tree.path, tree.frontier))) >= self._room(tree.row, tree.row.token_ids):
+        if not self._levels_left(tree):
             return 0
         return tree.row.num_draft_tokens - len(tree.token_ids) if tree.is_drawn else self.width * self.width
+
+    def _levels_left(self, tree: Tree) -> int:
+        most = min(self.depth, self._room(tree.row, tree.row.token_ids))
+        return max(0, most - max(map(len, map(tree.path, tree.frontier))))
+
+    def _run_down(self, trees: list[Tree]) -> bool:
+        """Add levels to each tree without showing their logits; False where that cannot be done."""
+        return False
 
     def _grow(self, trees: list[Tree]) -> None:
         """One pass of the draft model, and the children of every frontier node."""
@@ -123,7 +135,7 @@ class TreeDrafter(AutoregressiveDrafter):
             self._add_likeliest(places, logits)
         for tree in trees:
             new = range(before[id(tree)], len(tree.token_ids))
-            tree.frontier = sorted(sorted(new, key=tree.probs.__getitem__, reverse=True)[: self.width])
+            tree.frontier = sorted(sorted(new, key=tree.probs.__getitem__, reverse=True)[: self.beam or self.width])
 
     def _add_likeliest(self, places: list[tuple[Tree, int]], logits: Tensor) -> None:
         """Children of greedy rows that ask for nothing: no look at the whole vocabulary."""

@@ -18,12 +18,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from foredraft.heads.native_chain import GivenRows
 from foredraft.heads.runner import HeadRunner
 from foredraft.target.layout import PassRow
 
 MOST_WAITING = 256
 """States of a sequence that wait; more are fed at once, all but the last."""
 CHUNK = 512
+
+
+Branches = list[list[list[tuple[int, float]]]]
+"""Of each draft, at each place, its likeliest tokens with their probabilities; see ``NativeChain``."""
 
 
 @dataclass(slots=True)
@@ -93,24 +98,46 @@ class HeadCache:
     @torch.inference_mode()
     def read(self, texts: Sequence[tuple[int, list[int]]]) -> Tensor:
         """Feed what waits of some sequences, given with their texts; logits behind each."""
-        in_order = sorted(texts, key=lambda item: self.runner.slots.slot(item[0]))
+        rows, states, ends = self._take(texts)
+        back, normed = self.runner.forward(rows, states)
+        self._note(rows, back[ends])
+        return self.runner.logits(normed[[ends[self._first_row[sequence_id]] for sequence_id, _ in texts]])
+
+    @torch.inference_mode()
+    def begin(self, texts: Sequence[tuple[int, list[int]]], num_steps: int, num_best: int = 1) -> Branches:
+        """As :meth:`read` and then :meth:`follow` from the likeliest token, in one call."""
+        runner = self.runner
+        assert runner.chain is not None
+        rows, states, ends = self._take(texts)
+        slots = runner.slots
+        places = [(slots.slot(row.sequence_id), slots.length(row.sequence_id) + len(row.token_ids)) for row in rows]
+        slots.reserve(max(place for _, place in places) + num_steps)  # a layout holds for the capacity of the moment
+        given = GivenRows(*runner.lay_out(rows, states), torch.tensor(ends))
+        back = states.new_empty(len(rows), states.shape[1])
+        found = runner.chain(slots, given, places, [0] * len(rows), back, num_steps, num_best)
+        self._note(rows, back)
+        return [found[self._first_row[sequence_id]] for sequence_id, _ in texts]
+
+    def _take(self, texts: Sequence[tuple[int, list[int]]]) -> tuple[list[PassRow], Tensor, list[int]]:
+        """What waits of some sequences: rows in the order of slots, the states beside their tokens, where rows end."""
         rows: list[PassRow] = []
         states: list[Tensor] = []
-        last: list[int] = []
-        for sequence_id, token_ids in in_order:
+        ends: list[int] = []
+        for sequence_id, token_ids in sorted(texts, key=lambda item: self.runner.slots.slot(item[0])):
             waiting = self._waiting[sequence_id]
             if waiting.count > CHUNK:
                 self._feed(sequence_id, waiting, token_ids)
             rows.append(self._row(sequence_id, waiting, token_ids, waiting.count))
             states.append(waiting.take(waiting.count))
-            last.append(len(rows[-1].token_ids) + (last[-1] if last else -1))
-        head = self.runner.head
-        back, normed = self.runner.forward(rows, head.combine(states[0] if len(states) == 1 else torch.cat(states)))
+            ends.append(len(rows[-1].token_ids) + (ends[-1] if ends else -1))
+        return rows, self.runner.head.combine(states[0] if len(states) == 1 else torch.cat(states)), ends
+
+    def _note(self, rows: Sequence[PassRow], back: Tensor) -> None:
+        """These rows are committed; ``back`` are the head's states behind them."""
         for row in rows:
             self.runner.slots.commit(row.sequence_id, len(row.token_ids))
-        self._back = back[last]
+        self._back = back
         self._first_row = {row.sequence_id: i for i, row in enumerate(rows)}
-        return self.runner.logits(normed[[last[self._first_row[sequence_id]] for sequence_id, _ in texts]])
 
     @torch.inference_mode()
     def extend(self, drafts: Sequence[Nodes]) -> Tensor:
@@ -135,8 +162,8 @@ class HeadCache:
         return self.runner.logits(normed)
 
     @torch.inference_mode()
-    def follow(self, drafts: Sequence[tuple[int, list[int]]], num_steps: int) -> list[list[int]]:
-        """The likeliest tokens behind the last of each draft, whose own tokens but the last are fed; one call.
+    def follow(self, drafts: Sequence[tuple[int, list[int]]], num_steps: int, num_best: int = 1) -> Branches:
+        """Draft on behind the last token of each draft, whose own tokens but the last are fed; one call.
 
         Args:
             drafts: each a sequence and the tokens of its draft, which is a chain.
@@ -146,7 +173,7 @@ class HeadCache:
         slots = self.runner.slots
         places = [(slots.slot(i), slots.length(i) + len(drawn) - 1) for i, drawn in drafts]
         states = self._back[[self._first_row[i] for i, _ in drafts]]
-        found = self.runner.chain(slots, places, [drawn[-1] for _, drawn in drafts], states, num_steps)
+        found = self.runner.chain(slots, None, places, [drawn[-1] for _, drawn in drafts], states, num_steps, num_best)
         self._back, self._first_row = states, {i: row for row, (i, _) in enumerate(drafts)}
         return found
 

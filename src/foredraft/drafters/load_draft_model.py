@@ -27,7 +27,7 @@ def build(speculative: SpeculativeConfig, config: EngineConfig, target: TargetMo
         drafter = DraftModelDrafter(draft, target.vocab_size)
     else:
         depth = speculative.depth_of_tree("draft_model")
-        drafter = DraftTreeDrafter(draft, target.vocab_size, speculative.tree_width, depth)
+        drafter = DraftTreeDrafter(draft, target.vocab_size, speculative.tree_width, depth, speculative.tree_beam)
     drafter.cost = draft.num_parameters / target.num_parameters
     return drafter
 

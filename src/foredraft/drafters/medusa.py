@@ -63,6 +63,7 @@ class MedusaTreeDrafter(TreeDrafter, MedusaDrafter):
     def __init__(self, heads: MedusaHeads, target: TargetModel, width: int, depth: int):
         super().__init__(heads, target)
         self.width, self.depth = width, min(depth, self.num_steps)
+        self.max_passes = self.depth
         self._choices = [path for path in heads.config.choices if len(path) <= self.num_steps]
         self._num_ranks = 1 + max((rank for path in self._choices for rank in path), default=0)
 

@@ -68,6 +68,7 @@ class MlpTreeDrafter(TreeDrafter, MlpDrafter):
     def __init__(self, speculator: MlpSpeculator, target: TargetModel, width: int, depth: int):
         super().__init__(speculator, target)
         self.width, self.depth = width, min(depth, self.num_steps)
+        self.max_passes = self.depth
 
     def _frontier_logits(self, trees: list[Tree]) -> Tensor:
         step = len(trees[0].path(trees[0].frontier[0]))

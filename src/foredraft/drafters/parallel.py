@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class ParallelDrafter(AutoregressiveDrafter):
     """Drafts chains; a subclass runs the pass."""
 
-    one_pass = True
+    max_passes = 1
 
     def __init__(self, *args: Any):
         super().__init__(*args)

@@ -18,6 +18,7 @@ from foredraft.heads.eagle import EagleHead
 from foredraft.heads.eagle3 import Eagle3Head
 from foredraft.heads.mtp import MtpHead
 from foredraft.heads.runner import HeadRunner
+from foredraft.sampling import may_change_argmax
 from foredraft.target.forward import TargetModel
 from foredraft.types import Draft
 
@@ -64,11 +65,14 @@ class HeadDrafter(AutoregressiveDrafter):
         return self.cache.extend([Nodes(c.row.sequence_id, c.token_ids[-1:], parents, [0]) for c in chains])
 
     def _run_on(self, chains: list[Chain], num_steps: int) -> bool:
-        if self.cache.runner.chain is None or not chains[0].token_ids:
+        if self.cache.runner.chain is None:
             return False
-        drafts = [(chain.row.sequence_id, chain.token_ids) for chain in chains]
-        for chain, token_ids in zip(chains, self.cache.follow(drafts, num_steps), strict=True):
-            chain.token_ids += token_ids
+        if chains[0].token_ids:
+            found = self.cache.follow([(chain.row.sequence_id, chain.token_ids) for chain in chains], num_steps)
+        else:
+            found = self.cache.begin([(chain.row.sequence_id, chain.text) for chain in chains], num_steps)
+        for chain, each in zip(chains, found, strict=True):
+            chain.token_ids += [token for ((token, _),) in each]
         return True
 
 
@@ -78,8 +82,9 @@ class HeadTreeDrafter(TreeDrafter, HeadDrafter):
     Each level feeds the frontier's nodes only; those above are in the cache.
 
     Args:
-        width: children of a node, and nodes of a level that get children.
+        width: children of a node.
         depth: levels, each a pass of the head.
+        beam: nodes of a level that get children.
     """
 
     def __init__(
@@ -90,9 +95,10 @@ class HeadTreeDrafter(TreeDrafter, HeadDrafter):
         token_ids: Tensor | None,
         width: int,
         depth: int,
+        beam: int,
     ):
         super().__init__(runner, feature_layers, vocab_size, token_ids)
-        self.width, self.depth = width, depth
+        self.width, self.depth, self.beam, self.max_passes = width, depth, beam, depth
         self._fed: dict[int, list[int]] = {}  # nodes in the order in which they were fed, while a tree grows
         self._last: dict[int, list[int]] = {}  # those of the last pass
 
@@ -101,6 +107,26 @@ class HeadTreeDrafter(TreeDrafter, HeadDrafter):
         self._fed.clear()
         self._last.clear()
         return draft
+
+    def _run_down(self, trees: list[Tree]) -> bool:
+        """Of trees that are chains with other tokens beside them, all that is greedy and asks for nothing."""
+        if self.beam != 1 or self.cache.runner.chain is None:
+            return False
+        sampling = [tree.row.sampling_row(()) for tree in trees]
+        if any(may_change_argmax(place) or not place.params.is_greedy for place in sampling):
+            return False
+        num_levels, rows = min(map(self._levels_left, trees)), [tree.row for tree in trees]
+        if trees[0].token_ids:
+            chains = [(tree.row.sequence_id, list(tree.prefix(tree.frontier[0]))) for tree in trees]
+            found = self.cache.follow(chains, num_levels, self.width)
+        else:
+            found = self.cache.begin([(row.sequence_id, row.token_ids) for row in rows], num_levels, self.width)
+        for tree, each in zip(trees, found, strict=True):
+            for best in each:
+                node, tree.frontier = tree.frontier[0], [len(tree.token_ids)]
+                for token, prob in best:
+                    tree.add(node, token, prob, None)
+        return True
 
     def _frontier_logits(self, trees: list[Tree]) -> Tensor:
         ids = [tree.row.sequence_id for tree in trees]
@@ -126,13 +152,14 @@ def make_head_drafter(
     token_ids: Tensor | None,
     width: int,
     depth: int,
+    beam: int | None = None,
 ) -> HeadDrafter:
-    """Chains for width 1, else trees of so many levels."""
+    """Chains for width 1, else trees of so many levels; see :class:`HeadTreeDrafter`."""
     if token_ids is not None and torch.equal(token_ids, torch.arange(vocab_size)):
         token_ids = None
     if width == 1:
         return HeadDrafter(runner, feature_layers, vocab_size, token_ids)
-    return HeadTreeDrafter(runner, feature_layers, vocab_size, token_ids, width, depth)
+    return HeadTreeDrafter(runner, feature_layers, vocab_size, token_ids, width, depth, beam or width)
 
 
 def build_head_drafter(
@@ -153,6 +180,7 @@ def build_head_drafter(
         head.token_ids if isinstance(head, Eagle3Head) else None,
         speculative.tree_width,
         speculative.depth_of_tree(method),
+        speculative.tree_beam,
     )
     drafter.cost = runner.num_parameters / target.num_parameters
     return drafter

@@ -147,7 +147,9 @@ class SuffixDrafter(Drafter):
         found = [self._candidate(row) for row in rows]
         for row, each in zip(rows, found, strict=True):
             self._texts[row.sequence_id].offered = len(row.token_ids), row.num_draft_tokens, each
-        return [Offer(len(each.token_ids), match_len, is_free=True) for each, match_len in found]
+        return [
+            Offer(len(each.token_ids), match_len, is_free=True, branches=self.makes_trees) for each, match_len in found
+        ]
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         found = [self._candidate(row)[0] for row in rows]

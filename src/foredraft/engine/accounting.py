@@ -68,6 +68,7 @@ def step_outcome(
                 row.match_len,
                 row.source,
                 row.is_free,
+                row.branches,
             )
             for i, (row, count) in enumerate(planned)
         ],

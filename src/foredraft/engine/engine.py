@@ -253,6 +253,7 @@ class Engine:
                 offer.match_len,
                 offer.source,
                 offer.is_free,
+                offer.branches,
             )
             for s, offer in zip(complete, offers, strict=True)
         ]

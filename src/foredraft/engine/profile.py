@@ -105,10 +105,10 @@ def make_policy(
     if speculative.policy == "tiers":
         return TiersPolicy(most)
     if speculative.policy == "specdec++":
-        return SpecDecPolicy(trees=drafter.makes_trees)
+        return SpecDecPolicy()
     table = fit_table(settle_pass_samples(target, fingerprint, config))
-    declared = DraftCost.declared(drafter.cost, one_pass=drafter.one_pass, target_s=table.seconds[0])
-    return GoodputPolicy(StepCost(table, declared), trees=drafter.makes_trees)
+    declared = DraftCost(step_s=drafter.cost * table.seconds[0])
+    return GoodputPolicy(StepCost(table, declared, drafter.max_passes))
 
 
 def measure_pass_samples(

@@ -1,4 +1,4 @@
-"""Whole chains of an EAGLE-3 head in one native call: the likeliest token at each place, and on from there.
+"""Whole chains of an EAGLE-3 head in one native call: the likeliest tokens of each place, and on from the first one.
 
 A step of such a head takes 0.4 ms of a processor's work; the calls of some twenty small operations on top of it would
 take half as long again.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from foredraft.heads.eagle3 import Eagle3Head
 from foredraft.target.layers import Arena, LayerEntry
+from foredraft.target.layout import PassLayout
 from foredraft.target.packed import NativeProduct, PackedRMSNorm
 from foredraft.target.slots import KVSlots
 
@@ -32,6 +33,36 @@ class HeadEntry(ctypes.Structure):
         *((name, _SIZE) for name in ("draft_vocab", "norms_residual", "norms_output")),
         *((name, _FLOAT) for name in ("token_eps", "state_eps", "last_eps")),
     )
+
+
+class GivenEntry(ctypes.Structure):
+    """``Given`` of ``native/chain.cpp``."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("tokens", "states", "rows", "positions", "write_index", "ends")),
+        ("num_tokens", _SIZE),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRows:
+    """Rows of the text that a draft begins with.
+
+    Attributes:
+        layout: of these rows.
+        states: beside their tokens, ``[T, hidden]`` contiguous.
+        ends: the last token of each row, among all.
+    """
+
+    layout: PassLayout
+    states: Tensor
+    ends: Tensor
+
+    @property
+    def entry(self) -> GivenEntry:
+        at = self.layout
+        tensors = at.token_ids, self.states, at.rows, at.positions, at.write_index, self.ends
+        return GivenEntry(*(tensor.data_ptr() for tensor in tensors), len(self.states))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +102,39 @@ class NativeChain:
         return cls(native, entry, first.packed.arena, (*tables, token_ids))
 
     def __call__(
-        self, slots: KVSlots, places: Sequence[tuple[int, int]], token_ids: list[int], states: Tensor, num_steps: int
-    ) -> list[list[int]]:
-        """Draft on from the last token of each row.
+        self, slots: KVSlots, given: GivenRows | None, places: Sequence[tuple[int, int]], token_ids: list[int],
+        states: Tensor, num_steps: int, num_best: int,
+    ) -> list[list[list[tuple[int, float]]]]:  # fmt: skip
+        """Draft on from the text, or from the last token of a draft.
 
         Args:
-            places: of each of these tokens: its slot, and its place there, which is its position too.
-            token_ids: the tokens.
+            given: what the first step reads; it is then the first token of each draft that is the last one, and
+                ``token_ids`` is not looked at.
+            places: of the last token of each row: its slot, and its place there, which is its position too.
+            token_ids: these tokens.
             states: ``[B, hidden]``, the head's own behind the tokens before; changed to those behind the last but one
                 token of the draft.
+            num_best: tokens of a place, at most the draft vocabulary.
 
         Returns:
-            ``num_steps`` tokens for each row.
+            for each row and each of ``num_steps`` places its tokens, best first, and their probabilities; where there
+            is one token, 0 in their place.
         """
         slots.reserve(max(place for _, place in places) + num_steps)
         count, layer = len(places), self.entry.layer
         width, vocab = layer.width, self.entry.draft_vocab
-        tokens = torch.tensor([token_ids, *[[0] * count] * num_steps])
+        last, drafted = torch.tensor(token_ids), torch.empty(num_steps, count, num_best, dtype=torch.int64)
+        probs = torch.zeros(num_steps, count, num_best)
         rows = torch.tensor([[i, 1, slot, place, 0, -1] for i, (slot, place) in enumerate(places)])
         positions = torch.tensor([place for _, place in places])
         index = torch.tensor([slots.capacity * slot + place for slot, place in places])
-        work = self.arena.at(count * (3 * width + 4 * layer.hidden + 2 * layer.dim + vocab))
+        first = GivenEntry() if given is None else given.entry
+        most = max(count, first.num_tokens)
+        work = self.arena.at(most * (3 * width + 4 * layer.hidden + 2 * layer.dim) + count * (layer.hidden + vocab))
         self.native.foredraft_chain_bf16(
-            ctypes.byref(self.entry), tokens.data_ptr(), states.data_ptr(), rows.data_ptr(), positions.data_ptr(),
-            index.data_ptr(), work, *slots.addresses, count, num_steps, width, slots.capacity, torch.get_num_threads(),
+            ctypes.byref(self.entry), ctypes.byref(first), last.data_ptr(), drafted.data_ptr(), probs.data_ptr(),
+            states.data_ptr(), rows.data_ptr(), positions.data_ptr(), index.data_ptr(), work, *slots.addresses, count,
+            num_steps, num_best, width, slots.capacity, torch.get_num_threads(),
         )  # fmt: skip
-        drafted: list[list[int]] = tokens[1:].T.tolist()
-        return drafted
+        each = zip(drafted.transpose(0, 1).tolist(), probs.transpose(0, 1).tolist(), strict=True)
+        return [[list(zip(*place, strict=True)) for place in zip(*row, strict=True)] for row in each]

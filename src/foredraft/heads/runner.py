@@ -63,6 +63,12 @@ class HeadRunner:
         self.chain = NativeChain.of(packed, target.native, self.embeddings, (self._cos, self._sin))
         self._target = target
 
+    def lay_out(self, rows: Sequence[PassRow], hidden: Tensor) -> tuple[PassLayout, Tensor]:
+        """The layout of rows in the order of their slots, and their states, filled up where it fills up tokens."""
+        layout = build_layout(rows, self.slots, self._target.shape, self._target.native)
+        filling = layout.token_ids.shape[1] - len(hidden)
+        return layout, torch.cat([hidden, hidden[-1:].expand(filling, -1)]) if filling else hidden
+
     def forward(self, rows: Sequence[PassRow], hidden: Tensor) -> tuple[Tensor, Tensor]:
         """One pass over rows in the order of their slots, with a state ``[T, hidden]`` for each of their tokens.
 
@@ -71,9 +77,7 @@ class HeadRunner:
         Returns:
             the states to feed back and those that :attr:`logits` reads, ``[T, hidden]`` each.
         """
-        layout = build_layout(rows, self.slots, self._target.shape, self._target.native)
-        filling = layout.token_ids.shape[1] - len(hidden)
-        padded = torch.cat([hidden, hidden[-1:].expand(filling, -1)]) if filling else hidden
+        layout, padded = self.lay_out(rows, hidden)
         rotary = F.embedding(layout.positions, self._cos), F.embedding(layout.positions, self._sin)
         attend = SlotAttention(layout, rotary)
         back, normed = self.head.step(F.embedding(layout.token_ids, self.embeddings), padded[None], attend)

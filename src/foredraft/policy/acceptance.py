@@ -64,15 +64,14 @@ class Counts:
                 setattr(self, name, [count / self.weight for count in getattr(self, name)])
             self.weight = 1.0
 
-    def add(self, row: RowOutcome, *, tree: bool) -> None:
+    def add(self, row: RowOutcome) -> None:
         """A trial of each unit that was planned."""
-        drafted, accepted = row.num_draft_tokens, row.num_accepted
-        first = 0 if tree else min(row.match_len, MOST_AGREEING)
+        drafted, accepted, first = row.num_draft_tokens, row.num_accepted, _first_unit(row)
         self._count(self.asked, range(first, first + min(row.planned, drafted + 1)))
         self._count(self.found, range(first, first + drafted))
-        judged = row.planned if tree else min(row.planned, accepted + 1)
+        judged = row.planned if row.branches else min(row.planned, accepted + 1)
         self._count(self.judged, range(first, first + judged))
-        self._count(self.accepted, row.path if tree else range(first, first + accepted))
+        self._count(self.accepted, row.path if row.branches else range(first, first + accepted))
 
     def found_rates(self, prior: Sequence[float], trials: float, units: slice) -> list[float]:
         """Of some units, with so many trials of the prior's rates."""
@@ -91,18 +90,13 @@ class Counts:
 
 
 class AcceptanceBook:
-    """Estimates for the sequences of an engine.
+    """Estimates for the sequences of an engine."""
 
-    Args:
-        trees: drafts may branch.
-    """
-
-    def __init__(self, *, trees: bool = False):
-        self._trees = trees
+    def __init__(self) -> None:
         self._sequences: defaultdict[int, dict[str, Counts]] = defaultdict(dict)
         self._routes: defaultdict[tuple[str, str], Counts] = defaultdict(Counts)
         self._nobody = Counts()
-        self._priors: dict[tuple[tuple[str, str], int], tuple[list[float], list[float]]] = {}
+        self._priors: dict[tuple[tuple[str, str], int, bool], tuple[list[float], list[float]]] = {}
 
     def observe(self, rows: Sequence[RowOutcome]) -> None:
         """Drafts were judged; what is known of a row for which none was planned gets old."""
@@ -113,7 +107,7 @@ class AcceptanceBook:
                 counts = own.setdefault(row.source, Counts())
                 for each, decay in ((counts, DECAY), (self._routes[row.route, row.source], ROUTE_DECAY)):
                     each.fade(decay)
-                    each.add(row, tree=self._trees)
+                    each.add(row)
             elif row.source in own:
                 own[row.source].fade(IDLE_DECAY)
 
@@ -125,18 +119,18 @@ class AcceptanceBook:
 
         A free row's tokens are there.
         """
-        firsts = [0 if self._trees else min(row.match_len, MOST_AGREEING) for row in rows]
+        firsts = list(map(_first_unit, rows))
         last = max((first + row.limit for first, row in zip(firsts, rows, strict=True)), default=0)
         chances, found = [], []
         for row, first in zip(rows, firsts, strict=True):
             own = self._sequences.get(row.sequence_id, {}).get(row.source, self._nobody)
-            accepted_prior, found_prior = self._route_rates((row.route, row.source), last)
+            accepted_prior, found_prior = self._route_rates((row.route, row.source), last, row.branches)
             units = slice(first, first + row.limit)
             rates = own.accepted_rates(accepted_prior, ROUTE_TRIALS, units)
             there = [1.0] * row.limit
             if not row.is_free:
                 there = list(accumulate(own.found_rates(found_prior, ROUTE_TRIALS, units), mul))
-            chances.append(list(map(min, rates if self._trees else accumulate(rates, mul), there)))
+            chances.append(list(map(min, rates if row.branches else accumulate(rates, mul), there)))
             found.append(there)
         return chances, found
 
@@ -144,16 +138,16 @@ class AcceptanceBook:
         """Chance that draft tokens 1 .. ``length`` of one sequence are accepted."""
         return self.expected([PlanRow(sequence_id, length, 0, route)])[0][0]
 
-    def _route_rates(self, key: tuple[str, str], num_units: int) -> tuple[list[float], list[float]]:
+    def _route_rates(self, key: tuple[str, str], num_units: int, tree: bool) -> tuple[list[float], list[float]]:
         """Rates of acceptance and of being found, with those of the other units as prior."""
-        known = self._priors.get((key, num_units))
+        known = self._priors.get((key, num_units, tree))
         if known is None:
-            known = self._priors[key, num_units] = self._rates_of(key, num_units)
+            known = self._priors[key, num_units, tree] = self._rates_of(key, num_units, tree)
         return known
 
-    def _rates_of(self, key: tuple[str, str], num_units: int) -> tuple[list[float], list[float]]:
+    def _rates_of(self, key: tuple[str, str], num_units: int, tree: bool) -> tuple[list[float], list[float]]:
         counts, units = self._routes.get(key, self._nobody), slice(num_units)
-        if self._trees:
+        if tree:
             prior = self._tree_prior(counts, num_units)
         else:
             prior = _chain_prior(counts.accepted, counts.judged, counts.weight, FIRST_RATE, num_units)
@@ -170,6 +164,10 @@ class AcceptanceBook:
         falling = [min(1.0, level * share) for share in profile]
         shown = counts.accepted_rates(falling, FIRST_TRIALS, slice(num_units))
         return [falling[0], *(max(rate, TREE_FALL * before) for rate, before in zip(falling[1:], shown, strict=False))]
+
+
+def _first_unit(row: PlanRow | RowOutcome) -> int:
+    return 0 if row.branches else min(row.match_len, MOST_AGREEING)
 
 
 def _chain_prior(hits: list[float], tried: list[float], weight: float, first: float, num_units: int) -> list[float]:

@@ -19,6 +19,7 @@ class PlanRow:
         match_len: of a copy that is known already, how many tokens before its place agree with the end of the text.
         source: what drafts for it, where several can.
         is_free: drafting takes no time worth planning for.
+        branches: its draft may be a tree; draft tokens are then its nodes.
     """
 
     sequence_id: int
@@ -28,6 +29,7 @@ class PlanRow:
     match_len: int = 0
     source: str = ""
     is_free: bool = False
+    branches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class RowOutcome:
     match_len: int = 0
     source: str = ""
     is_free: bool = False
+    branches: bool = False
 
     @property
     def num_accepted(self) -> int:

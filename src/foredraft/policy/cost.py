@@ -10,8 +10,8 @@ machine is at the moment, one for reading the weights, which is what a pass of o
 comes on top: both change quickly, mostly together (a neighbour's load), sometimes not (memory alone becomes faster).
 The shape of the table changes slowly. Single slow steps move none of them (see ``filters``).
 
-Drafting takes ``once_s + step_s * (longest draft) + token_s * (all draft tokens)``: a drafter that runs a model for
-every token pays the second, heads that draft all at once the first, and one that copies next to nothing.
+Drafting takes ``once_s + step_s * passes + token_s * (all draft tokens)``, where the longest draft says how many passes
+of the drafter's model there are, up to a limit that a drafter may have; one that copies pays next to nothing.
 
 What is asked each step is plain Python: behind a pass over all weights nothing is left in the caches, and the first
 call of each array function then takes longer than a dozen sums.
@@ -79,17 +79,12 @@ class PassTable:
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """What is known of a drafter before it has run: seconds for each step that drafts, for each token of the longest
-    draft, and for each draft token."""
+    """What is known of a drafter before it has run: seconds for each step that drafts, for each pass of its model, and
+    for each draft token."""
 
     once_s: float = 0.0
     step_s: float = 0.0
     token_s: float = 0.0
-
-    @classmethod
-    def declared(cls, cost: float, *, one_pass: bool, target_s: float) -> DraftCost:
-        """From a drafter's own ``cost``, the share of a target pass that a token takes, or a draft if it takes one."""
-        return cls(once_s=cost * target_s) if one_pass else cls(step_s=cost * target_s)
 
 
 class PassCost:
@@ -155,11 +150,13 @@ class StepCost:
     Args:
         table: of the target's passes.
         draft: what is known of the drafter.
+        max_passes: most passes of its model that a draft takes; None: one for each token.
     """
 
-    def __init__(self, table: PassTable, draft: DraftCost | None = None):
+    def __init__(self, table: PassTable, draft: DraftCost | None = None, max_passes: int | None = None):
         known = draft or DraftCost()
         self.passes = PassCost(table)
+        self._max_passes = math.inf if max_passes is None else max_passes
         self._draft = LinearCost([known.once_s, known.step_s, known.token_s], [1e-4, 2e-5, 1e-5])
         self._rest = LinearCost([5e-4, 2e-5], [5e-4, 2e-5])  # verification and host: a step, a row of logits
 
@@ -182,12 +179,12 @@ class StepCost:
             that takes time; and the sum over rows of tokens fed times context.
         """
         pass_s = self.passes.prices(num_rows, num_keys)
-        once, step, token = self._draft.seconds
+        (once, step, token), most = self._draft.seconds, self._max_passes
         rest, logits = self._rest.seconds
 
         def seconds(num_draft_tokens: float, num_made: float, longest: int, num_pairs: float) -> float:
             num_logits = num_rows + num_draft_tokens
-            drafting = once * (longest > 0) + step * longest + token * num_made
+            drafting = once * (longest > 0) + step * min(longest, most) + token * num_made
             return pass_s(num_logits + num_other_tokens, num_pairs) + drafting + rest + logits * num_logits
 
         return seconds
@@ -196,5 +193,5 @@ class StepCost:
         """Seconds of drafting, and of verification and all else; where no draft took time, that of drafting is spent in
         every step, whatever is planned."""
         if longest:
-            self._draft.observe([1, longest, num_made], draft_s)
+            self._draft.observe([1, min(longest, self._max_passes), num_made], draft_s)
         self._rest.observe([1, num_logits], rest_s if longest else rest_s + draft_s)

@@ -77,12 +77,11 @@ class GoodputPolicy:
 
     Args:
         cost: of a step.
-        trees: drafts may branch; lengths are then numbers of nodes.
     """
 
-    def __init__(self, cost: StepCost, *, trees: bool = False):
+    def __init__(self, cost: StepCost):
         self.cost = cost
-        self.acceptance = AcceptanceBook(trees=trees)
+        self.acceptance = AcceptanceBook()
         self.forecast: Forecast | None = None
         self._probes: dict[tuple[str, str], _Probe] = {}
         self._gap, self._since_plain = FIRST_GAP, 0

@@ -19,14 +19,13 @@ THRESHOLD = 0.3
 class SpecDecPolicy:
     """Ends each draft as soon as a rejection in it has become likely; never drafts nothing.
 
-    Args:
-        trees: drafts may branch; lengths are then numbers of nodes, each of which must be likely to be accepted.
+    Of a tree each node must be likely to be accepted.
     """
 
     forecast: Forecast | None = None
 
-    def __init__(self, *, trees: bool = False) -> None:
-        self.acceptance = AcceptanceBook(trees=trees)
+    def __init__(self) -> None:
+        self.acceptance = AcceptanceBook()
 
     def rests(self, num_rows: int) -> bool:
         return False

@@ -1,7 +1,7 @@
 """Decoder layers of the Llama kind, as many as lie behind each other, in one native call.
 
     a layer      norm | qkv | rotate, store | attend | out, add | norm | gate, up | silu | down, add
-    a pass       one call for layers 0 .. 29; with the state behind layer 9 wanted: for 0 .. 8, for 9, for 10 .. 29
+    a pass       one call for layers 0 .. 29, which notes the states that are wanted on its way
 
 The call takes the steps of the packed modules in the same order, so its bits are theirs. What it saves is Python's
 and torch's share of a step, half of a pass of few tokens, and the wait of threads for each other.
@@ -101,8 +101,7 @@ class LayerStack:
     """The pass of a model whose layers are packed: they in as few calls as possible, and little around them.
 
     Embeddings, rotary positions, layers, norm and head, as transformers' models of the Llama kind have them. Whether
-    the model does no more than that is for the caller to find out by its logits. Layers with hooks run one by one;
-    states that the pass was asked for are noted between two calls.
+    the model does no more than that is for the caller to find out by its logits. Layers with hooks run one by one.
 
     Args:
         list_name: of the model's list of layers.
@@ -133,19 +132,29 @@ class LayerStack:
     def _through_layers(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], layout: PassLayout) -> Tensor:
         in_one_call = layout.native is not None and layout.queries is None
 
-        def kind(at: int) -> tuple[bool, int]:
-            """Consecutive layers of one kind run together; a state that is wanted lies between two kinds."""
-            return in_one_call and _is_unobserved(self._layers[at]), sum(n <= at for n in layout.wanted_states)
+        def is_joined(at: int) -> bool:
+            return in_one_call and _is_unobserved(self._layers[at])
 
-        for (joined, _), group in groupby(range(len(self._layers)), kind):
+        for joined, group in groupby(range(len(self._layers)), is_joined):
             places = list(group)
             if joined:
-                at = ctypes.byref(self._table, places[0] * ctypes.sizeof(LayerEntry))
-                hidden = run_layers(at, len(places), self._width, self._arena, hidden, layout, rotary)
-            else:
-                for place in places:
-                    hidden = self._layers[place](hidden, position_embeddings=rotary, layout=layout)
-            _note(layout, places[-1] + 1, hidden)
+                hidden = self._joined(places, hidden, rotary, layout)
+                continue
+            for place in places:
+                hidden = self._layers[place](hidden, position_embeddings=rotary, layout=layout)
+                _note(layout, place + 1, hidden)
+        return hidden
+
+    def _joined(self, places: list[int], hidden: Tensor, rotary: tuple[Tensor, Tensor], layout: PassLayout) -> Tensor:
+        """Consecutive layers in one call."""
+        first, count = places[0], len(places)
+        entries = ctypes.byref(self._table, first * ctypes.sizeof(LayerEntry))
+        wanted = sorted({number for number in layout.wanted_states if first < number <= first + count})
+        states = hidden.new_empty(hidden.shape[1], len(wanted), hidden.shape[2])
+        noted = [number - first for number in wanted], states
+        hidden = run_layers(entries, count, self._width, self._arena, hidden, layout, rotary, noted=noted)
+        if layout.hidden_states is not None:
+            layout.hidden_states.update(zip(wanted, states.unbind(1), strict=True))
         return hidden
 
 
@@ -204,6 +213,7 @@ def run_layers(
     layout: PassLayout,
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     given: Tensor | None = None,
+    noted: tuple[list[int], Tensor] | None = None,
     **_: Any,
 ) -> Tensor:
     """States ``[1, T, hidden]`` behind ``num_layers`` layers.
@@ -212,17 +222,24 @@ def run_layers(
         entries: of the layers, one behind the other.
         width: of the widest of them.
         given: what the first one's attention reads, ``[1, T, inputs]`` contiguous; None is the norm of the states.
+        noted: ascending, how many of the layers have run where the states are to be noted, and ``[T, n, hidden]`` for
+            them.
     """
     assert layout.native is not None
     out = hidden_states.clone(memory_format=torch.contiguous_format)
     num_tokens, keys_and_values = out.shape[1], layout.slots.addresses
     rotary = [table.to(torch.bfloat16).contiguous() for table in position_embeddings or ()]
     cos, sin = [table.data_ptr() for table in rotary] or (None, None)
+    numbers, states = (torch.tensor(noted[0]), noted[1]) if noted and noted[0] else (None, None)
     layout.native.foredraft_layers_bf16(
         ctypes.byref(entries) if isinstance(entries, LayerEntry) else entries, out.data_ptr(),
-        None if given is None else given.data_ptr(), arena.at(3 * num_tokens * width), cos, sin,
+        _address(given), arena.at(3 * num_tokens * width), cos, sin,
         layout.write_index.data_ptr(), *keys_and_values, layout.rows.data_ptr(), layout.positions.data_ptr(),
-        layout.paths.data_ptr(), num_layers, num_tokens, width, len(layout.rows), layout.paths.shape[1],
-        layout.slots.capacity, torch.get_num_threads(),
+        layout.paths.data_ptr(), _address(numbers), _address(states), num_layers, num_tokens, width, len(layout.rows),
+        layout.paths.shape[1], layout.slots.capacity, 0 if numbers is None else len(numbers), torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -167,10 +167,7 @@ class KVSlots(KVStorage):
                 f"it must stay within [{self._lengths[slot]}, {self.max_len}]"
             )
         self._lengths[slot] = length
-        if list(path) != list(range(len(path))):
-            moved = torch.tensor(path, device=self.device) + draft_start
-            for store in self.stores:
-                store[slot, draft_start:length] = store[slot, moved]
+        self.move_up(slot, draft_start, path)
 
     def truncate(self, sequence_id: int, length: int) -> int:
         """Roll a sequence back to ``length`` committed tokens, which is returned; 0 empties it."""

@@ -119,6 +119,20 @@ class KVStorage:
         for store in self.stores:
             store[to, :length] = store[source, :length]
 
+    def move_up(self, slot: int, start: int, path: Sequence[int]) -> None:
+        """Let the entries at ``start + path[i]``, ascending, follow each other from ``start`` on."""
+        first = next((i for i, place in enumerate(path) if place != i), len(path))
+        if self.device.type != "cpu" and first < len(path):
+            moved = torch.tensor(path[first:], device=self.device) + start
+            for store in self.stores:
+                store[slot, start + first : start + len(path)] = store[slot, moved]
+            return
+        for to in range(first, len(path)):  # no place is written that has still to be read
+            for store in self.stores:
+                size = store.stride(1) * store.element_size()
+                base = store.data_ptr() + (slot * self.capacity + start) * size
+                ctypes.memmove(base + to * size, base + path[to] * size, size)
+
     def swap_entries(self, a: int, b: int, a_len: int, b_len: int) -> None:
         for store in self.stores:
             held = store[a, :a_len].clone()

@@ -335,3 +335,16 @@ def test_offers_say_who_would_draft_before_anything_is_drawn():
     assert draft.num_draft_tokens == [1, 0]
     assert model.asked in ([], [[]])
     assert drafter.propose([row([*copied, 5], 2, 0), row([*new, 6], 2, 1)]).token_ids.tolist() == [[9, 1], [7, 8]]
+
+
+def test_offers_say_whose_draft_may_branch():
+    """A copy is a chain, whatever the other source grows; what drafts cost is limited as that of the other source."""
+    lookup, model = NGramDrafter(1, 4), Fixed([7, 8, 9], stochastic=True, cost=0.1)
+    model.makes_trees, model.max_passes = True, 2
+    drafter = CombinedDrafter([lookup, model], [16, 16])
+    offers = drafter.offers([row([1, 2, 3, 4, 5, 9, 1, 2, 3, 4], 4, 0), row([1, 2, 3], 4, 1)])
+    assert [offer.branches for offer in offers] == [False, True]
+    assert drafter.makes_trees
+    assert drafter.max_passes == 2
+    unlimited = Fixed([7], cost=0.1)
+    assert CombinedDrafter([model, unlimited], [16, 16]).max_passes is None

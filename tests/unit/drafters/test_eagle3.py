@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from foredraft.testing import (
     target_for,
     tiny_mamba,
 )
-from foredraft.types import Draft, Request
+from foredraft.types import Draft, Request, node_depths
 from foredraft.verify.tree import path_to
 
 PROMPTS = ([7, 8, 9], [5, *range(20, 45)], [3, 5, 3, 5, 3], [11])
@@ -43,10 +44,13 @@ def head(tiny: Any) -> Eagle3Head:
     return eagle3_head(eagle3_config(tiny))
 
 
-def engine_of(model: Any, head: Eagle3Head, width: int = 1, depth: int = 3, **options: Any) -> Engine:
+def engine_of(
+    model: Any, head: Eagle3Head, width: int = 1, depth: int = 3, beam: int | None = None, **options: Any
+) -> Engine:
     target = target_for(model)
     runner = HeadRunner(head, head.config.layer, target)
-    drafter = make_head_drafter(runner, head.config.feature_layers, target.vocab_size, head.token_ids, width, depth)
+    shape = width, depth, beam
+    drafter = make_head_drafter(runner, head.config.feature_layers, target.vocab_size, head.token_ids, *shape)
     return engine_for(target, RecordingDrafter(drafter), **{"num_speculative_tokens": 4, **options})
 
 
@@ -114,10 +118,11 @@ def test_a_guessed_state_never_stays(tiny: Any, head: Eagle3Head, num_right: int
     assert len(oracle.guesses) > 4
 
 
-@pytest.mark.parametrize("width", [2, 3])
-def test_a_tree_is_what_unrolling_gives(tiny: Any, head: Eagle3Head, width: int):
-    """Each node is among the likeliest that unrolling finds behind its path; nodes are fed once, among their kin."""
-    engine = engine_of(tiny, head, width, 3, num_speculative_tokens=9)
+@pytest.mark.parametrize(("width", "beam"), [(2, None), (3, None), (3, 1), (3, 2)])
+def test_a_tree_is_what_unrolling_gives(tiny: Any, head: Eagle3Head, width: int, beam: int | None):
+    """Each node is among the likeliest that unrolling finds behind its path; nodes are fed once, among their kin. With
+    a beam so many nodes of a level have children."""
+    engine = engine_of(tiny, head, width, 3, beam, num_speculative_tokens=9)
     recorder = engine.drafter
     assert isinstance(recorder, RecordingDrafter)
     sequences = run(engine, PROMPTS, GREEDY)
@@ -132,6 +137,9 @@ def test_a_tree_is_what_unrolling_gives(tiny: Any, head: Eagle3Head, width: int)
                 likeliest = draft_logits(tiny, head, text, path[:-1])[-1].topk(width).indices
                 assert path[-1] in head.token_ids[likeliest].tolist()
                 deepest = max(deepest, len(path))
+            depths = node_depths(parents)
+            branching = Counter(depths[parent] for parent in set(parents) - {-1})
+            assert max(branching.values(), default=0) <= (beam or width)
     assert deepest == 3
 
 

@@ -146,7 +146,7 @@ def test_built_by_name(tiny: Any, model: Any, tmp_path: Path, caplog: pytest.Log
         assert "is above" not in caplog.text
         tree = build(tiny, model, tmp_path, 3, tree_width=2, tree_depth=4, num_speculative_tokens=9)
         assert "tree_depth=4 is above the 3 tokens that" in caplog.text
-    assert (tree.depth, tree.makes_trees, tree.one_pass, tree.cost) == (3, True, True, 1.0)
+    assert (tree.depth, tree.makes_trees, tree.max_passes, tree.cost) == (3, True, 1, 1.0)
     engine = engine_for(tiny, RecordingDrafter(drafter), num_speculative_tokens=5)
     (sequence,) = run(engine, [PROMPTS[0]], GREEDY)
     assert sequence.output_token_ids == reference(tiny, PROMPTS[0], GREEDY).token_ids

@@ -75,15 +75,17 @@ def test_samples_are_kept(model, tmp_path, monkeypatch):
             settle_pass_samples(target, config=config, **other)
 
 
-@pytest.mark.parametrize(("one_pass", "expected"), [(False, (0.0, 0.3, 0.0)), (True, (0.3, 0.0, 0.0))])
-def test_a_drafters_own_cost_is_the_first_estimate(model, tmp_path, one_pass, expected):
+@pytest.mark.parametrize(("max_passes", "expected"), [(None, 1.5), (2, 0.6), (1, 0.3)])
+def test_a_drafters_own_cost_is_the_first_estimate(model, tmp_path, max_passes, expected):
+    """Of a draft of five tokens, as a share of a pass."""
     target, config = target_for(model, max_model_len=100), EngineConfig(model="tiny", cache_dir=str(tmp_path))
     drafter = NGramDrafter(1, 4)
-    drafter.cost, drafter.one_pass = 0.3, one_pass
+    drafter.cost, drafter.max_passes = 0.3, max_passes
     policy = make_policy(SpeculativeConfig(method="ngram", policy="goodput"), drafter, target, "a", config)
     assert isinstance(policy, GoodputPolicy)
     pass_s = fit_table(settle_pass_samples(target, "a", config)).seconds[0]
-    assert policy.cost.draft_seconds == pytest.approx([share * pass_s for share in expected])
+    seconds = policy.cost.prices(1, 10, 0)
+    assert seconds(0, 5, 5, 10) - seconds(0, 0, 0, 10) == pytest.approx(expected * pass_s)
 
 
 @pytest.mark.parametrize("name", ["fixed", "heuristic", "specdec++", "tiers"])

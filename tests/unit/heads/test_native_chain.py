@@ -10,11 +10,12 @@ import torch
 
 from foredraft.drafters.base import DraftRow
 from foredraft.drafters.head_cache import HeadCache
-from foredraft.drafters.recurrent_head import HeadDrafter
+from foredraft.drafters.recurrent_head import HeadDrafter, make_head_drafter
 from foredraft.heads.runner import HeadRunner
 from foredraft.sampling import SamplingRow
 from foredraft.testing import eagle3_config, eagle3_head, target_for
-from foredraft.types import SamplingParams
+from foredraft.types import Draft, SamplingParams
+from foredraft.verify.tree import path_to
 
 TEXTS = {3: [3, 5, 7, 9, 11], 4: list(range(40, 60)), 9: [8, 1]}
 VARIANTS: list[dict[str, Any]] = [
@@ -35,10 +36,10 @@ def runner_for(tiny: Any, changes: dict[str, Any]) -> HeadRunner:
     return HeadRunner(eagle3_head(replace(config, layer=layer)), layer, target)
 
 
-def drafter_for(runner: HeadRunner) -> HeadDrafter:
-    """One that has read the states of all texts."""
+def drafter_for(runner: HeadRunner, width: int = 1) -> HeadDrafter:
+    """One that has read the states of all texts; above width 1 it drafts chains with other tokens beside them."""
     head: Any = runner.head
-    drafter = HeadDrafter(runner, (0, 1, 2), 64, head.token_ids)
+    drafter = make_head_drafter(runner, (0, 1, 2), 64, head.token_ids, width, 4, 1)
     generator = torch.Generator().manual_seed(0)
     for sequence_id, text in TEXTS.items():
         states = torch.randn(len(text) - 1, 3, head.config.target_hidden_size, generator=generator)
@@ -77,6 +78,36 @@ def test_the_tokens_are_those_of_the_modules(tiny: Any, changes: dict[str, Any],
     assert all(map(torch.equal, held, other_held))
 
 
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_the_tokens_beside_a_chain_are_those_of_the_modules(tiny: Any, changes: dict[str, Any]):
+    """Trees of three tokens at each of four places, the best nine of which are kept; of one row fewer."""
+    found = []
+    for natively in (True, False):
+        runner = runner_for(tiny, changes)
+        if not natively:
+            runner.chain = None
+        rows = [
+            DraftRow(i, TEXTS[i], count, 0, "rejection", lambda _: SamplingRow(SamplingParams(temperature=0)))
+            for i, count in {3: 9, 4: 2, 9: 9}.items()
+        ]
+        found.append(drafter_for(runner, width=3).propose(rows))
+    draft, other = found
+    assert draft.num_draft_tokens == other.num_draft_tokens == [9, 2, 9]
+    assert paths(draft) == paths(other), "in any order, where two are equally likely"
+    assert not all(parents == list(range(-1, 8)) for parents in draft.parents.tolist()), "there is something beside"
+
+
+def paths(draft: Draft) -> list[set[tuple[int, ...]]]:
+    """The tokens down to each node, of each row."""
+    rows = zip(draft.token_ids.tolist(), draft.parents.tolist(), draft.num_draft_tokens, strict=True)
+    return [{tuple(ids[i] for i in path_to(n, above)) for n in range(count)} for ids, above, count in rows]
+
+
+def follow(cache: HeadCache, drafts: list[tuple[int, list[int]]], num_steps: int) -> list[int]:
+    """The tokens of the first draft."""
+    return [token for ((token, _),) in cache.follow(drafts, num_steps)[0]]
+
+
 def test_rows_go_on_step_by_step_behind_a_call(tiny: Any):
     """The states that a call leaves are those that the modules read next."""
     runner = runner_for(tiny, {})
@@ -88,10 +119,10 @@ def test_rows_go_on_step_by_step_behind_a_call(tiny: Any):
         assert runner.chain is not None
         drafts = [(3, first)]
         if natively:
-            first = [*first, *cache.follow(drafts, 2)[0]]
-            first += cache.follow([(3, first)], 2)[0]
+            first = [*first, *follow(cache, drafts, 2)]
+            first += follow(cache, [(3, first)], 2)
         else:
-            first += cache.follow(drafts, 4)[0]
+            first += follow(cache, drafts, 4)
         tokens.append(first)
         for sequence_id in TEXTS:
             cache.forget(sequence_id)

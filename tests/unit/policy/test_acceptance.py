@@ -109,12 +109,27 @@ def test_sources_of_a_combination_are_told_apart():
 
 def test_nodes_of_a_tree_are_counted_each_for_itself():
     """The path goes through the nodes 0 and 3, or through 1 alone: a budget of 2 is worth 1, one of 4 is worth 1.5."""
-    book = AcceptanceBook(trees=True)
+    book = AcceptanceBook()
     for i in range(400):
-        book.observe([RowOutcome(1, "a", 6, 6, (0, 3) if i % 2 else (1,))])
-    worth = np.cumsum(book.survival(1, "a", 6))
+        book.observe([RowOutcome(1, "a", 6, 6, (0, 3) if i % 2 else (1,), branches=True)])
+    (chances,), _ = book.expected([PlanRow(1, 6, 100, "a", branches=True)])
+    worth = np.cumsum(chances)
     assert worth[1] == pytest.approx(1.0, abs=0.1)
     assert worth[5] == pytest.approx(1.5, abs=0.15)
+
+
+def test_chains_and_trees_of_one_sequence_are_counted_each_in_its_way():
+    """Copies are right in full behind three agreeing tokens and never behind none; of each tree the second node is."""
+    book = AcceptanceBook()
+    for _ in range(60):
+        copies = [RowOutcome(1, "a", 2, 2, range(2 * (n > 0)), n, "ngram", True) for n in (0, 3)]
+        book.observe([*copies, RowOutcome(1, "a", 2, 2, (1,), source="mtp", branches=True)])
+    rows = [PlanRow(1, 2, 100, "a", n, "ngram", True) for n in (0, 3)]
+    (weak, sure, nodes), _ = book.expected([*rows, PlanRow(1, 2, 100, "a", source="mtp", branches=True)])
+    assert weak[0] < 0.2
+    assert min(sure) > 0.8
+    assert nodes[0] < 0.2
+    assert nodes[1] > 0.8
 
 
 def test_many_sequences_come_and_go():

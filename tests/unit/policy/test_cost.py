@@ -79,7 +79,7 @@ def test_a_size_between_two_points_corrects_both():
 )
 def test_drafting_costs_by_the_token(counts, seconds):
     """2 ms for each token of the longest draft, learnt from a first estimate of 3 ms."""
-    cost = StepCost(TABLE, DraftCost.declared(0.3, one_pass=False, target_s=0.010))
+    cost = StepCost(TABLE, DraftCost(step_s=0.003))
     rng = random.Random(0)
     for _ in range(60):
         longest = rng.randrange(1, 7)
@@ -87,14 +87,18 @@ def test_drafting_costs_by_the_token(counts, seconds):
     assert sum(map(mul, cost.draft_seconds, counts)) == pytest.approx(seconds, rel=0.25)
 
 
-def test_heads_cost_the_same_for_any_length():
-    cost = StepCost(TABLE, DraftCost.declared(0.3, one_pass=True, target_s=0.010))
-    for i in range(60):
+@pytest.mark.parametrize("max_passes", [1, 3])
+def test_a_draft_costs_no_more_passes_than_the_drafter_makes(max_passes):
+    """4 ms a pass: heads that draft all at once make one, trees one a level."""
+    cost = StepCost(TABLE, DraftCost(step_s=0.003), max_passes)
+    for i in range(120):
         longest = 1 + i % 6
-        cost.observe_rest(longest, longest, longest + 1, 0.004, 1e-4)
-    one, many = (sum(map(mul, cost.draft_seconds, [1, k, k])) for k in (1, 8))
-    assert one == pytest.approx(0.004, rel=0.1)
-    assert many == pytest.approx(0.004, rel=0.1)
+        cost.observe_rest(longest, longest, longest + 1, 0.004 * min(longest, max_passes), 1e-4)
+    seconds = cost.prices(1, 100, 0)
+    plain_s = seconds(0, 0, 0, 100)
+    for longest in (1, 3, 8):
+        drafting_s = seconds(0, longest, longest, 100) - plain_s
+        assert drafting_s == pytest.approx(0.004 * min(longest, max_passes), rel=0.1)
 
 
 def test_steps_without_drafts_do_not_change_the_cost_of_drafting():

@@ -37,8 +37,7 @@ def test_plain_where_drafts_do_not_pay_and_long_where_they_do():
 
 def test_an_expensive_drafter_is_asked_for_less():
     """A draft token for a third of a pass (theory.best_num_draft_tokens says 2 or 3 at alpha 0.8)."""
-    declared = DraftCost.declared(1 / 3, one_pass=False, target_s=TABLE.seconds[0])
-    policy = GoodputPolicy(StepCost(TABLE, declared))
+    policy = GoodputPolicy(StepCost(TABLE, DraftCost(step_s=TABLE.seconds[0] / 3)))
     plans = simulate(policy, [Kind(0.8)], world=World(draft_s=0.0046)).plans
     assert mean_length(plans[:3]) <= 5, "the declared cost counts from the first step on"
     assert 1.5 <= mean_length(plans[100:]) <= 3.5
@@ -154,10 +153,10 @@ def test_steps_without_drafts_check_the_gain_and_become_rare():
 
 def tree_step(policy: GoodputPolicy, worth: list[float], step: int) -> int:
     """One step of a row whose nth node is accepted every 1 / worth steps."""
-    (planned,) = policy.plan([PlanRow(0, 16, CONTEXT, "a")], 0)
+    (planned,) = policy.plan([PlanRow(0, 16, CONTEXT, "a", branches=True)], 0)
     path = [n for n in range(planned) if step % round(1 / worth[n]) == 0]
     target_s = TABLE.pass_s(1, 1 + planned, CONTEXT, CONTEXT * (1 + planned))
-    row = RowOutcome(0, "a", planned, planned, path)
+    row = RowOutcome(0, "a", planned, planned, path, branches=True)
     policy.observe(StepOutcome([row], 1, 1 + planned, CONTEXT, CONTEXT * (1 + planned), 0.0, target_s, 2e-4, 2e-4))
     return planned
 
@@ -169,7 +168,7 @@ def tree_step(policy: GoodputPolicy, worth: list[float], step: int) -> int:
 )
 def test_a_tree_is_as_large_as_its_nodes_are_worth(worth: list[float], low: int, high: int):
     """Nodes that are never on the path are left out, wherever the depth of the tree may be."""
-    policy = GoodputPolicy(StepCost(TABLE), trees=True)
+    policy = GoodputPolicy(StepCost(TABLE))
     planned = [tree_step(policy, worth, step) for step in range(200)]
     assert low <= mean(planned[100:]) <= high
 

@@ -130,14 +130,14 @@ def test_threads_change_no_bit(llama):
     assert all(same(ours, theirs) for other in found[1:] for ours, theirs in zip(other, found[0], strict=True))
 
 
-def test_states_that_are_wanted_split_the_call(llama, calls):
-    """Between two calls each is noted; the states are those of the steps."""
+def test_states_that_are_wanted_are_noted_in_the_call(llama, calls):
+    """They are those of the steps."""
     expected = run(by_steps(llama), PASSES["ragged"])
     wanted = (0, 2, 4, AFTER_NORM)
     llama.tap(wanted)
     calls.clear()
     logits, *rest = run(llama, PASSES["ragged"], wanted)
-    assert calls == [2, 2]
+    assert calls == [4]
     assert same([logits, *rest[3:]], expected)
     steps = by_steps(llama)
     steps._tapped = set()

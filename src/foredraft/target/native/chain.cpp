@@ -1,12 +1,15 @@
-// Chains of draft tokens by a head of EAGLE-3's kind, the likeliest token at each place: all places in one call.
+// Chains of draft tokens by a head of EAGLE-3's kind, with other likely tokens beside them: all places in one call.
 //
 //   both = norm(embedding of the last token) | norm(state)
-//   state = layer(state, both)        logits = lm_head(norm(state))        token = argmax, the lowest of equals
+//   state = layer(state, both)        logits = lm_head(norm(state))        the likeliest tokens, of equals the lowest
+//
+// The first of them is the next last token.
 //
 // The steps are the kernels that the head's modules call, so the bits are theirs.
 #include <cstring>
 #include <omp.h>
 
+#include "exp.h"
 #include "kernels.h"
 #include "team.h"
 
@@ -23,58 +26,105 @@ struct Head {  // of ``heads/native_chain.py``
   float token_eps, state_eps, last_eps;
 };
 
-int64_t argmax(const uint16_t* logits, int64_t count) {
-  int64_t best = 0;
-  float top = -__builtin_inff();
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t bits = uint32_t(logits[i]) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    if (value > top) top = value, best = i;
+// What the first step reads: T tokens of the text, of B rows, the states beside them, and which of them end the rows.
+struct Given {
+  const int64_t* tokens;
+  const uint16_t* states;  // [T, hidden]
+  const int64_t *rows, *positions, *write_index, *ends;
+  int64_t T;  // 0: the step is like all others
+};
+
+float as_float(uint16_t bf16) {
+  const uint32_t bits = uint32_t(bf16) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// The best `count` of the columns, best first, and their logits.
+void likeliest(const uint16_t* logits, int64_t size, int64_t count, int64_t* best, float* tops) {
+  for (int64_t k = 0; k < count; ++k) best[k] = 0, tops[k] = -__builtin_inff();
+  for (int64_t i = 0; i < size; ++i) {
+    const float value = as_float(logits[i]);
+    if (!(value > tops[count - 1])) continue;
+    int64_t k = count - 1;
+    for (; k > 0 && value > tops[k - 1]; --k) tops[k] = tops[k - 1], best[k] = best[k - 1];
+    tops[k] = value, best[k] = i;
   }
-  return best;
+}
+
+// From logits, the first being the highest of all, to their shares of the softmax over `size` columns.
+void softmax_shares(const uint16_t* logits, int64_t size, int64_t count, float* tops) {
+  const float top = tops[0];
+  float sum = 0.0f;
+  for (int64_t i = 0; i < size; i += 16) {
+    const __mmask16 seen = size - i >= 16 ? 0xffff : (1 << (size - i)) - 1;
+    const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(seen, logits + i)), 16);
+    const __m512 above = _mm512_sub_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(top));
+    sum += _mm512_mask_reduce_add_ps(seen, exp_of(above));
+  }
+  for (int64_t k = 0; k < count; ++k) tops[k] = _mm512_cvtss_f32(exp_of(_mm512_set1_ps(tops[k] - top))) / sum;
 }
 
 }  // namespace
 
-// tokens: [num_steps + 1, B], the first row given; states: [B, hidden], those behind it, then the last ones; rows,
-// positions, write_index: of the first place, moved on; work: B times (3 width + 4 hidden + 2 dim + draft_vocab).
-extern "C" void foredraft_chain_bf16(const Head* head, int64_t* tokens, uint16_t* states, int64_t* rows,
-                                     int64_t* positions, int64_t* write_index, uint16_t* work, uint16_t* const* keys,
-                                     uint16_t* const* values, int64_t B, int64_t num_steps, int64_t width,
-                                     int64_t capacity, int threads) {
+// last: [B], the tokens to begin with, where nothing is given, and then the best of each step; tokens, probs: [num_steps, B,
+// num_best], to be filled, probs only where more than one is wanted; states: [B, hidden], those behind `last` to begin with,
+// then the last ones; rows, positions, write_index: of the first step that reads `last`, moved on; work: max(T, B) times
+// (3 width + 4 hidden + 2 dim), and B times (hidden + draft_vocab).
+extern "C" void foredraft_chain_bf16(const Head* head, const Given* given, int64_t* last, int64_t* tokens, float* probs,
+                                     uint16_t* states, int64_t* rows, int64_t* positions, int64_t* write_index,
+                                     uint16_t* work, uint16_t* const* keys, uint16_t* const* values, int64_t B,
+                                     int64_t num_steps, int64_t num_best, int64_t width, int64_t capacity,
+                                     int threads) {
   using namespace foredraft;
   const int64_t hidden = head->layer.hidden, dim = head->layer.dim, vocab = head->draft_vocab;
-  uint16_t *x = work + 3 * B * width, *both = x + B * hidden, *normed = both + 2 * B * hidden;
-  uint16_t *cos = normed + B * hidden, *sin = cos + B * dim, *logits = sin + B * dim;
+  const int64_t most = given->T > B ? given->T : B;
+  uint16_t *x = work + 3 * most * width, *both = x + most * hidden, *normed = both + 2 * most * hidden;
+  uint16_t *cos = normed + most * hidden, *sin = cos + most * dim, *ends = sin + most * dim, *logits = ends + B * hidden;
   Barrier barrier;
 #pragma omp parallel num_threads(threads)
   {
     const int team = omp_get_num_threads();
     for (int64_t step = 0; step < num_steps; ++step) {
-      const int64_t* last = tokens + step * B;
+      const bool reads = step == 0 && given->T;
+      const int64_t T = reads ? given->T : B;
+      const int64_t *fed = reads ? given->tokens : last, *at = reads ? given->positions : positions;
+      const uint16_t* before = reads ? given->states : states;
 #pragma omp for schedule(static) nowait
-      for (int64_t b = 0; b < B; ++b) {
-        uint16_t *token = both + 2 * b * hidden, *state = token + hidden;
-        norm_row(head->embeddings + last[b] * hidden, head->token_norm, token, hidden, head->token_eps);
-        norm_row(states + b * hidden, head->state_norm, state, hidden, head->state_eps);
-        std::memcpy(x + b * hidden, head->norms_residual ? state : states + b * hidden, hidden * sizeof *x);
-        std::memcpy(cos + b * dim, head->cos + positions[b] * dim, dim * sizeof *cos);
-        std::memcpy(sin + b * dim, head->sin + positions[b] * dim, dim * sizeof *sin);
+      for (int64_t t = 0; t < T; ++t) {
+        uint16_t *token = both + 2 * t * hidden, *state = token + hidden;
+        norm_row(head->embeddings + fed[t] * hidden, head->token_norm, token, hidden, head->token_eps);
+        norm_row(before + t * hidden, head->state_norm, state, hidden, head->state_eps);
+        std::memcpy(x + t * hidden, head->norms_residual ? state : before + t * hidden, hidden * sizeof *x);
+        std::memcpy(cos + t * dim, head->cos + at[t] * dim, dim * sizeof *cos);
+        std::memcpy(sin + t * dim, head->sin + at[t] * dim, dim * sizeof *sin);
       }
       barrier.wait(team);
-      run_layers({&head->layer, 1, x, both, work, cos, sin, write_index, keys, values, rows, positions, nullptr, B,
-                  width, B, 0, capacity},
+      run_layers({&head->layer, 1, x, both, work, cos, sin, reads ? given->write_index : write_index, keys, values,
+                  reads ? given->rows : rows, at, nullptr, T, width, B, 0, capacity, nullptr, nullptr, 0},
                  barrier);
-      rms_norm(x, head->last_norm, normed, B, hidden, hidden, head->last_eps);
+      uint16_t* back = x;
+      if (reads) {
+        back = ends;
+#pragma omp for schedule(static) nowait
+        for (int64_t b = 0; b < B; ++b) std::memcpy(ends + b * hidden, x + given->ends[b] * hidden, hidden * sizeof *x);
+        barrier.wait(team);
+      }
+      rms_norm(back, head->last_norm, normed, B, hidden, hidden, head->last_eps);
       barrier.wait(team);
       product(normed, head->lm_head, head->lm_head_bias, logits, B, vocab, hidden, hidden, false);
       barrier.wait(team);
 #pragma omp for schedule(static) nowait
       for (int64_t b = 0; b < B; ++b) {
-        tokens[(step + 1) * B + b] = head->token_ids[argmax(logits + b * vocab, vocab)];
-        std::memcpy(states + b * hidden, (head->norms_output ? normed : x) + b * hidden, hidden * sizeof *x);
-        ++positions[b], ++write_index[b], ++rows[6 * b + 3];
+        int64_t* best = tokens + (step * B + b) * num_best;
+        float* tops = probs + (step * B + b) * num_best;
+        likeliest(logits + b * vocab, vocab, num_best, best, tops);
+        if (num_best > 1) softmax_shares(logits + b * vocab, vocab, num_best, tops);
+        for (int64_t k = 0; k < num_best; ++k) best[k] = head->token_ids[best[k]];
+        last[b] = best[0];
+        std::memcpy(states + b * hidden, (head->norms_output ? normed : back) + b * hidden, hidden * sizeof *x);
+        if (!reads) ++positions[b], ++write_index[b], ++rows[6 * b + 3];
       }
       barrier.wait(team);
     }

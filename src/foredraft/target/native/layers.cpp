@@ -4,6 +4,7 @@
 //
 // The steps are the kernels that also run alone, in the same order and with the same roundings, so the bits are those
 // of the layers called step by step.
+#include <cstring>
 #include <omp.h>
 
 #include "kernels.h"
@@ -15,6 +16,7 @@ void run_layers(const LayersPass& p, Barrier& barrier) {
   const int64_t T = p.T;
   uint16_t *a = p.work, *b = a + T * p.width, *c = b + T * p.width;
   const int team = omp_get_num_threads();
+  int64_t next = 0;
   for (const Layer* l = p.layers; l < p.layers + p.num_layers; ++l) {
     const int64_t heads_width = l->query_heads * l->dim, kv_width = l->kv_heads * l->dim;
     const bool is_given = p.given && l == p.layers;
@@ -42,6 +44,13 @@ void run_layers(const LayersPass& p, Barrier& barrier) {
     barrier.wait(team);
     product(c, l->down, l->down_bias, p.x, T, l->hidden, l->inner, l->inner, true);
     barrier.wait(team);
+    if (next < p.num_noted && p.noted[next] == l - p.layers + 1) {
+#pragma omp for schedule(static) nowait
+      for (int64_t t = 0; t < T; ++t)
+        std::memcpy(p.states + (t * p.num_noted + next) * l->hidden, p.x + t * l->hidden, l->hidden * sizeof *p.x);
+      barrier.wait(team);
+      ++next;
+    }
   }
 }
 
@@ -51,11 +60,12 @@ extern "C" void foredraft_layers_bf16(const foredraft::Layer* layers, uint16_t* 
                                       uint16_t* work, const uint16_t* cos, const uint16_t* sin,
                                       const int64_t* write_index, uint16_t* const* keys, uint16_t* const* values,
                                       const int64_t* rows, const int64_t* positions, const int64_t* paths,
-                                      int64_t num_layers, int64_t T, int64_t width, int64_t num_rows,
-                                      int64_t path_width, int64_t capacity, int threads) {
+                                      const int64_t* noted, uint16_t* states, int64_t num_layers, int64_t T,
+                                      int64_t width, int64_t num_rows, int64_t path_width, int64_t capacity,
+                                      int64_t num_noted, int threads) {
   foredraft::Barrier barrier;
 #pragma omp parallel num_threads(threads)
   foredraft::run_layers({layers, num_layers, x, given, work, cos, sin, write_index, keys, values, rows, positions,
-                         paths, T, width, num_rows, path_width, capacity},
+                         paths, T, width, num_rows, path_width, capacity, noted, states, num_noted},
                         barrier);
 }

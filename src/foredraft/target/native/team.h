@@ -44,7 +44,8 @@ struct Layer {  // one of ``layers.py``; weights packed as for ``product``
 
 // x: [T, hidden], changed in place; given: [T, inputs], what the first layer's attention reads, or null for the norm of
 // x; work: three times [T, width], width the most numbers that a token has anywhere; keys, values: of every layer of
-// the cache, found by index; the rest as for the kernels.
+// the cache, found by index; the rest as for the kernels. noted: ascending, how many of the layers have run where x is to be
+// copied; states: [T, num_noted, hidden], the copies.
 struct LayersPass {
   const Layer* layers;
   int64_t num_layers;
@@ -57,6 +58,9 @@ struct LayersPass {
   uint16_t* const* values;
   const int64_t *rows, *positions, *paths;
   int64_t T, width, num_rows, path_width, capacity;
+  const int64_t* noted;
+  uint16_t* states;
+  int64_t num_noted;
 };
 
 // By every thread of a team; all are done when it returns.
