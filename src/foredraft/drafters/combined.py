@@ -1,6 +1,6 @@
 """Several sources at once: each row of a step is drafted by the one that promises most.
 
-    gain = (1 + expected accepted tokens) / (1 + cost of a draft token * draft tokens)
+    gain = (1 + expected accepted tokens) / (1 + cost of a pass of the source's model * passes)
 
 in tokens per time of a target pass. What a source expects is its own estimate, corrected by what it got right in
 this sequence so far. Of equal gains the first source's counts, so the order is that of preference.
@@ -224,7 +224,8 @@ class CombinedDrafter(Drafter):
             path_probs = prior_path_probs(chain) if proposal is None else proposal.path_probs
             num_tokens = len(path_probs)
             expected = min(num_tokens, record.correction * sum(path_probs))
-            gains.append((1.0 + expected) / (1.0 + source.cost * num_tokens) if num_tokens else 0.0)
+            num_passes = num_tokens if source.max_passes is None else min(num_tokens, source.max_passes)
+            gains.append((1.0 + expected) / (1.0 + source.cost * num_passes) if num_tokens else 0.0)
         return gains.index(max(gains))
 
 

@@ -348,3 +348,13 @@ def test_offers_say_whose_draft_may_branch():
     assert drafter.max_passes == 2
     unlimited = Fixed([7], cost=0.1)
     assert CombinedDrafter([model, unlimited], [16, 16]).max_passes is None
+
+
+@pytest.mark.parametrize(("max_passes", "expected"), [(None, [1, 2]), (1, [7, 8, 9, 6, 5])])
+def test_a_source_costs_no_more_than_its_passes(max_passes, expected):
+    """Five tokens of half a target pass each are not worth it beside a poor copy; all five in one pass are."""
+    lookup = Fixed([1, 2], [0.15, 0.05])
+    model = Fixed([7, 8, 9, 6, 5], stochastic=True, cost=0.5)
+    model.max_passes = max_passes
+    draft = CombinedDrafter([lookup, model], [16, 16]).propose([row([1, 2, 3], 5, 0)])
+    assert draft.token_ids[0, : draft.num_draft_tokens[0]].tolist() == expected
