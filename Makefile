@@ -11,7 +11,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PIP_ARGS ?=
 MODEL := smollm2-135m-instruct
-DEMO_ARGS ?= --policy goodput --methods none,ngram,ngram+eagle3 --draft-model $(MODEL)-eagle3 --peer transformers --prompts code,story,long --prompt-tokens 1024 --time-limit 200
+DEMO_HEAD := --draft-model $(MODEL)-eagle3 --speculative-config '{"num_speculative_tokens": 7, "tree_width": 3, "tree_beam": 1}'
+DEMO_ARGS ?= --policy goodput --methods none,ngram,ngram+eagle3 $(DEMO_HEAD) --peer transformers --prompts code,story,long --prompt-tokens 1024 --time-limit 200
 BIN := .venv/bin
 READY := .venv/.foredraft-installed
 

@@ -36,6 +36,13 @@ def bench(
         str | None, typer.Option(help="Folder, hub id or short name.  [default: the target itself]")
     ] = None,
     num_speculative_tokens: shared.NumSpeculativeTokens = None,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            help="More options as JSON, of the arms with a draft model or head (under load of the arm auto), such as "
+            '\'{"tree_width": 3, "tree_beam": 1}\'.'
+        ),
+    ] = None,
     policy: Annotated[str, typer.Option(help=f"How draft lengths are chosen: {', '.join(POLICIES)}.")] = "fixed",
     max_tokens: Annotated[
         int | None,
@@ -87,6 +94,7 @@ def bench(
             method=method,
             draft_model=draft_model,
             num_speculative_tokens=num_speculative_tokens,
+            speculative_config=shared.json_options(speculative_config),
             draft_lens=shared.whole_numbers("draft_lens", draft_lens),
             arrivals=arrivals or ("closed" if rate is None else "poisson"),
             concurrency=shared.whole_numbers("concurrency", concurrency or ""),
@@ -118,6 +126,7 @@ def bench(
         methods=shared.words(methods),
         draft_model=draft_model,
         num_speculative_tokens=num_speculative_tokens,
+        speculative_config=shared.json_options(speculative_config),
         policy=policy,
         max_tokens=(128 if dataset else 192) if max_tokens is None else max_tokens,
         temperatures=shared.numbers("temperatures", temperatures or "0,1"),

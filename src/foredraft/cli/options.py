@@ -58,7 +58,7 @@ def speculative_config(
     Raises:
         InvalidOptionError: they do not fit together.
     """
-    options = _json_options(more)
+    options = json_options(more)
     draft_model = draft_model or options.get("model")
     chosen = method or options.get("method") or ("draft_model" if draft_model else "ngram")
     options |= {"method": chosen, "model": draft_model}
@@ -72,7 +72,12 @@ def speculative_config(
     return SpeculativeConfig.from_options(options)
 
 
-def _json_options(text: str | None) -> dict[str, Any]:
+def json_options(text: str | None) -> dict[str, Any]:
+    """What ``--speculative-config`` says.
+
+    Raises:
+        InvalidOptionError: it is not a JSON object.
+    """
     try:
         options = json.loads(text or "{}")
     except json.JSONDecodeError as error:

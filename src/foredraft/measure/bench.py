@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from foredraft.config import SpeculativeConfig
 from foredraft.engine.llm import LLM
 from foredraft.errors import InvalidOptionError
 from foredraft.measure.arms import Arm, ForedraftArm
@@ -141,15 +140,7 @@ def load_arms(options: BenchOptions) -> tuple[LLM, list[Arm]]:
         enable_prefix_caching=False,  # the arms get the same prompts; each must feed them itself
     )
     draft_model = options.draft_model or options.model
-    arms: list[Arm] = []
-    for method in options.all_methods:
-        config = SpeculativeConfig(
-            method=method,
-            model=draft_model if needs_draft_model(method) else None,
-            num_speculative_tokens=None if method == "none" else options.num_speculative_tokens,
-            policy=options.policy,
-        )
-        arms.append(ForedraftArm(llm, config))
+    arms: list[Arm] = [ForedraftArm(llm, config) for config in options.arms.values()]
     if options.peer is not None:
         from foredraft.measure.peer_transformers import PEER_METHODS, PeerModel, TransformersArm
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from foredraft.config import NUMERICS, SpeculativeConfig, check_method
 from foredraft.errors import InvalidOptionError
@@ -24,6 +26,7 @@ class LoadOptions:
         method: the drafter of all arms but plain.
         draft_model: for the method of that name; None drafts with the target itself.
         num_speculative_tokens: most draft tokens of the arm auto; None is the method's default.
+        speculative_config: more options of the arm auto.
         draft_lens: the arms with a fixed draft length.
         arrivals: ``closed``: so many clients, each sends its next request when the last one ended. ``poisson``:
             requests arrive at a rate, whether or not others have ended.
@@ -43,6 +46,7 @@ class LoadOptions:
     method: str = "ngram"
     draft_model: str | None = None
     num_speculative_tokens: int | None = None
+    speculative_config: Mapping[str, Any] = field(default_factory=dict)
     draft_lens: tuple[int, ...] = (1, 3, 5, 7)
     arrivals: str = "closed"
     concurrency: tuple[int, ...] = ()
@@ -76,6 +80,7 @@ class LoadOptions:
             raise InvalidOptionError(f"per_category={self.per_category} has no effect without a dataset")
         self._check_levels()
         self._check_counts()
+        _ = self.arms
 
     @property
     def levels(self) -> tuple[float, ...]:
@@ -91,9 +96,8 @@ class LoadOptions:
             arms[f"k={length}"] = SpeculativeConfig(
                 method=self.method, model=model, num_speculative_tokens=length, policy="fixed"
             )
-        arms[AUTO] = SpeculativeConfig(
-            method=self.method, model=model, num_speculative_tokens=self.num_speculative_tokens, policy="goodput"
-        )
+        auto = {"method": self.method, "model": model, "num_speculative_tokens": self.num_speculative_tokens}
+        arms[AUTO] = SpeculativeConfig.from_options({**auto, "policy": "goodput", **self.speculative_config})
         return arms
 
     def requests_at(self, level: float, num_routes: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from foredraft.config import NUMERICS, POLICIES, check_method
+from foredraft.config import NUMERICS, POLICIES, SpeculativeConfig, check_method
 from foredraft.errors import InvalidOptionError
 from foredraft.measure.workloads import check_prompt_names
 from foredraft.methods import METHODS
@@ -30,6 +30,7 @@ class BenchOptions:
         methods: drafting methods; ``none`` (plain) is always run, as the reference.
         draft_model: for the method of that name; None drafts with the target itself.
         num_speculative_tokens: most draft tokens of a pass; None is each engine's and method's default.
+        speculative_config: more options of foredraft's arms that have a draft model or head.
         policy: of foredraft's arms, how many of them are drafted.
         max_tokens: new tokens of every run; end tokens are ignored.
         temperatures: 0 is greedy; above it, repeat i uses ``seed + i``.
@@ -48,6 +49,7 @@ class BenchOptions:
     methods: tuple[str, ...] = ("none", "ngram", "draft_model")
     draft_model: str | None = None
     num_speculative_tokens: int | None = None
+    speculative_config: Mapping[str, Any] = field(default_factory=dict)
     policy: str = "fixed"
     max_tokens: int = 192
     temperatures: tuple[float, ...] = (0.0, 1.0)
@@ -74,11 +76,13 @@ class BenchOptions:
             raise InvalidOptionError(f"temperatures={self.temperatures} must be 0 (greedy) or above")
         if self.per_category is not None and self.dataset is None:
             raise InvalidOptionError(f"per_category={self.per_category} has no effect without a dataset")
-        if self.draft_model is not None and not any(map(needs_draft_model, self.methods)):
-            raise InvalidOptionError(
-                f"draft_model={self.draft_model!r} has no effect on the methods {', '.join(self.methods)}; "
-                "add draft_model to them"
-            )
+        for name in ("draft_model", "speculative_config"):
+            if getattr(self, name) and not any(map(needs_draft_model, self.methods)):
+                raise InvalidOptionError(
+                    f"{name}={getattr(self, name)!r} has no effect on the methods {', '.join(self.methods)}; "
+                    "add draft_model to them"
+                )
+        _ = self.arms
 
     def _check_counts(self) -> None:
         check_range("max_tokens", self.max_tokens, 2, "the rate after the first token needs two")
@@ -97,6 +101,23 @@ class BenchOptions:
     def all_methods(self) -> tuple[str, ...]:
         """The methods in order, plain first."""
         return ("none", *(name for name in dict.fromkeys(self.methods) if name != "none"))
+
+    @property
+    def arms(self) -> dict[str, SpeculativeConfig]:
+        """The configuration of each of the methods.
+
+        Raises:
+            InvalidOptionError: options do not fit a method.
+        """
+        arms = {}
+        for method in self.all_methods:
+            chosen: dict[str, Any] = {"method": method, "policy": self.policy}
+            if method != "none":
+                chosen["num_speculative_tokens"] = self.num_speculative_tokens
+            if needs_draft_model(method):
+                chosen |= {"model": self.draft_model or self.model, **self.speculative_config}
+            arms[method] = SpeculativeConfig.from_options(chosen)
+        return arms
 
     @property
     def drafts_with_itself(self) -> bool:

@@ -26,6 +26,7 @@ from foredraft.measure.load_options import LoadOptions
         ({"max_tokens": 3}, "max_tokens=3 is below 4"),
         ({"num_requests": 0}, "num_requests=0 is below 1"),
         ({"draft_model": "x"}, "draft_model='x' has no effect on the method ngram"),
+        ({"speculative_config": {"tree_widht": 3}}, "did you mean 'tree_width'"),
         ({"per_category": 2}, "per_category=2 has no effect without a dataset"),
         ({"temperature": -1.0}, "temperature=-1.0 must be 0"),
     ],
@@ -46,6 +47,9 @@ def test_the_arms_are_plain_the_fixed_lengths_and_auto():
     }
     itself = LoadOptions(model="m", concurrency=(1,), method="draft_model").arms
     assert itself["auto"].model == "m"
+    more = {"tree_width": 3, "tree_beam": 1}
+    trees = LoadOptions(model="m", concurrency=(1,), draft_lens=(1,), method="eagle3", speculative_config=more).arms
+    assert [arm.tree_width for arm in trees.values()] == [1, 1, 3], "the fixed lengths stay those of chains"
 
 
 def test_a_round_has_a_request_for_each_client_and_each_route():

@@ -27,6 +27,9 @@ from foredraft.measure.options import BenchOptions
         ({"per_category": 3}, "per_category=3 has no effect without a dataset"),
         ({"per_category": 0, "dataset": Path("x")}, "per_category=0 is below 1"),
         ({"draft_model": "x", "methods": ("ngram",)}, "draft_model='x' has no effect"),
+        ({"speculative_config": {"tree_width": 3}, "methods": ("ngram",)}, "speculative_config=.* has no effect"),
+        ({"speculative_config": {"tree_widht": 3}}, "did you mean 'tree_width'"),
+        ({"speculative_config": {"tree_beam": 3}}, r"tree_beam=3 is outside \[1, tree_width=1\]"),
         ({"dtype": "bf16"}, "dtype: 'bf16' is not one of .*bfloat16"),
         ({"numerics": "exact"}, "numerics: 'exact' is not one of invariant, fast"),
         ({"seed": -1}, "seed=-1 is below 0"),
@@ -46,3 +49,12 @@ def test_the_draft_model_is_the_target_unless_another_is_named():
     assert BenchOptions(model="m").drafts_with_itself
     assert BenchOptions(model="m", draft_model="m").drafts_with_itself
     assert not BenchOptions(model="m", draft_model="small").drafts_with_itself
+
+
+def test_more_options_are_those_of_the_methods_with_a_draft_model():
+    more = {"num_speculative_tokens": 7, "tree_width": 3, "tree_beam": 1}
+    arms = BenchOptions(model="m", draft_model="head", methods=("ngram", "ngram+eagle3"), speculative_config=more).arms
+    assert list(arms) == ["none", "ngram", "ngram+eagle3"]
+    assert [arm.tree_beam for arm in arms.values()] == [None, None, 1]
+    assert [arm.model for arm in arms.values()] == [None, None, "head"]
+    assert {arm.policy for arm in arms.values()} == {"fixed"}
