@@ -110,17 +110,19 @@ class HeadTreeDrafter(TreeDrafter, HeadDrafter):
 
     def _run_down(self, trees: list[Tree]) -> bool:
         """Of trees that are chains with other tokens beside them, all that is greedy and asks for nothing."""
-        if self.beam != 1 or self.cache.runner.chain is None:
+        chain = self.cache.runner.chain
+        if self.beam != 1 or chain is None:
             return False
         sampling = [tree.row.sampling_row(()) for tree in trees]
         if any(may_change_argmax(place) or not place.params.is_greedy for place in sampling):
             return False
-        num_levels, rows = min(map(self._levels_left, trees)), [tree.row for tree in trees]
+        num_levels, num_best = min(map(self._levels_left, trees)), min(self.width, chain.entry.draft_vocab)
         if trees[0].token_ids:
-            chains = [(tree.row.sequence_id, list(tree.prefix(tree.frontier[0]))) for tree in trees]
-            found = self.cache.follow(chains, num_levels, self.width)
+            drafts = [(tree.row.sequence_id, list(tree.prefix(tree.frontier[0]))) for tree in trees]
+            found = self.cache.follow(drafts, num_levels, num_best)
         else:
-            found = self.cache.begin([(row.sequence_id, row.token_ids) for row in rows], num_levels, self.width)
+            texts = [(tree.row.sequence_id, tree.row.token_ids) for tree in trees]
+            found = self.cache.begin(texts, num_levels, num_best)
         for tree, each in zip(trees, found, strict=True):
             for best in each:
                 node, tree.frontier = tree.frontier[0], [len(tree.token_ids)]
