@@ -38,15 +38,14 @@ def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> Draft
     return DraftTrainee(smaller_model(target, options.num_layers), taught_tokens(target, texts, options), target)
 
 
-def smaller_model(target: TrainTarget, num_layers: int) -> Any:
-    """A float32 copy of the target with some of its layers.
-
-    Raises:
-        UnsupportedModelError: its layers are not in one list.
-    """
-    layers = getattr(target.model.base_model, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
+def check_target(target: TrainTarget) -> None:
+    if not isinstance(getattr(target.model.base_model, "layers", None), nn.ModuleList):
         raise UnsupportedModelError(f"{describe(target.model)} has no list of layers to make a smaller model of")
+
+
+def smaller_model(target: TrainTarget, num_layers: int) -> Any:
+    """A float32 copy of the target with some of its layers."""
+    layers = target.model.base_model.layers
     chosen = spread(len(layers), num_layers)
     base = target.model.base_model
     kept = base.layers

@@ -1,7 +1,8 @@
 """The methods that can be trained: a line each, with the module that knows how. No torch.
 
 A module has ``feature_layers(num_layers)``, the layers of the target whose states are wanted, and
-``make(target, texts, options)``, which gives a :class:`~foredraft.train.trainee.Trainee`.
+``make(target, texts, options)``, which gives a :class:`~foredraft.train.trainee.Trainee`. Where not every target will
+do it has ``check_target(target)`` too, which is asked before texts are written.
 """
 
 from __future__ import annotations

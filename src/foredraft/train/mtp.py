@@ -26,13 +26,17 @@ def feature_layers(num_layers: int) -> tuple[int, ...]:
     return (AFTER_NORM,)
 
 
+def check_target(target: TrainTarget) -> None:
+    kind = target.model.config.get_text_config().model_type
+    if kind not in PREFIXES:
+        raise UnsupportedModelError(
+            f"an MTP module has a decoder layer of the target's kind, and {target.name} is of the kind {kind!r}; known "
+            f"are {', '.join(PREFIXES)}; train eagle3 or eagle for this target"
+        )
+
+
 def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> MtpTrainee:
     config = target.model.config.get_text_config()
-    if config.model_type not in PREFIXES:
-        raise UnsupportedModelError(
-            f"an MTP module has a decoder layer of the target's kind, and {target.name} is of the kind "
-            f"{config.model_type!r}; known are {', '.join(PREFIXES)}; train eagle3 or eagle for this target"
-        )
     has_experts = any("mlp.experts." in name for name, _ in target.model.named_parameters())
     of_target = config.to_dict()
     del of_target["model_type"]

@@ -17,12 +17,12 @@ from torch import Tensor
 from foredraft.heads.pard import IGNORED, ParallelRows, parallel_rows, save_pard
 from foredraft.target.features import AFTER_NORM
 from foredraft.train.batches import Batch
-from foredraft.train.draft import DraftTrainee, feature_layers, smaller_model
+from foredraft.train.draft import DraftTrainee, check_target, feature_layers, smaller_model
 from foredraft.train.options import TrainOptions
 from foredraft.train.trainee import TrainTarget, TrainTexts, soft_cross_entropy, target_law, taught_tokens
 from foredraft.train.vocabulary import mask_token
 
-__all__ = ["PardTrainee", "feature_layers", "make"]
+__all__ = ["PardTrainee", "check_target", "feature_layers", "make"]
 
 
 def make(target: TrainTarget, texts: TrainTexts, options: TrainOptions) -> PardTrainee:

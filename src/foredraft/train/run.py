@@ -116,12 +116,15 @@ def train_head(run: TrainRun, tell: Tell) -> TrainResult | None:
     tell(f"loading {run.target}", 0.0)
     loaded = load_model(run.target, device="cpu", cache_dir=run.cache_dir)
     method = importlib.import_module(TRAINABLE[run.options.method])
+    target = TrainTarget.of(loaded)
+    if hasattr(method, "check_target"):
+        method.check_target(target)
     if accelerator.is_main_process:
         plan = _begin(run, loaded, accelerator.device)
         plan = _fix_texts(run, plan, loaded, method, tell)
     plan = _wait_for(run.folder, "num_texts")
     texts = _texts(run, plan, method.feature_layers(_num_layers(loaded)))
-    trainee: Trainee = method.make(TrainTarget.of(loaded), texts, run.options)
+    trainee: Trainee = method.make(target, texts, run.options)
     if plan.start_from is not None:
         _load_weights(trainee, Path(plan.start_from))
     looked = FEW_TEXTS if plan.num_looked is None else plan.num_looked

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from foredraft import LLM, SamplingParams
 from foredraft.cli import app
-from foredraft.errors import InvalidOptionError
+from foredraft.errors import InvalidOptionError, UnsupportedModelError
 from foredraft.train import run as training
 from foredraft.train.options import TrainOptions
 from foredraft.train.plan import read_plan
@@ -143,6 +144,24 @@ def test_what_cannot_be_done(first: TrainRun, tmp_path: Path, changes: dict[str,
         changes["options"] = replace(first.options, seed=1)
     with pytest.raises(InvalidOptionError, match=words):
         train_head(replace(first, **changes), silent)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("mtp", "is of the kind 'gpt2'; known are"),
+        ("draft", "GPT2LMHeadModel.* has no list of layers"),
+        ("pard", "no list"),
+    ],
+)
+def test_a_target_that_will_not_do_is_refused_before_it_writes(tmp_path: Path, method: str, words: str):
+    GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2)).save_pretrained(tmp_path / "target")
+    run = TrainRun(
+        target=str(tmp_path / "target"), out=tmp_path / "out", options=TrainOptions(method=method), minutes=1
+    )
+    with pytest.raises(UnsupportedModelError, match=words):
+        train_head(run, silent)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
