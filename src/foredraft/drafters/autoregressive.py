@@ -115,7 +115,7 @@ class AutoregressiveDrafter(Drafter):
         """
         sampling = [chain.row.sampling_row(tuple(chain.token_ids)) for chain in chains]
         if not keep_probs and not self.stop_below and not any(map(may_change_argmax, sampling)):
-            for chain, index in zip(chains, most_likely_tokens(logits.float()).tolist(), strict=True):
+            for chain, index in zip(chains, most_likely_tokens(logits).tolist(), strict=True):
                 chain.token_ids.append(self._target_token(index))
             return chains
         adjusted = adjust_logits(self._over_target(logits), sampling)

@@ -19,6 +19,7 @@ from foredraft.sampling import (
     Stream,
     adjust_logits,
     gumbel,
+    may_change_argmax,
     most_likely_tokens,
     probs_from_logits,
     round_position,
@@ -73,8 +74,7 @@ class _Row:
         return [self.uniform(Stream.ACCEPT, round_position(self.start, i)) for i in range(count)]
 
     def verdict(self, path: list[int], token: int) -> Verdict:
-        node = path[-1] if path else -1
-        return Verdict([*(self.token_ids[i] for i in path), token], path, node not in self.parents)
+        return _verdict(self.token_ids, self.parents, path, token)
 
     def draw_verdict(self, path: list[int], probs_V: Tensor) -> Verdict:
         """End the path with a token drawn from ``probs_V``."""
@@ -95,6 +95,8 @@ class Verifier:
             sequences: the rows, each with one logits row for its last token and one for each draft token.
             logits_MV: ``[sum of (num_draft_tokens + 1), V]``, in the order of the rows.
         """
+        if all(s.rule == "greedy" and not may_change_argmax(s.sampling_row(())) for s in sequences):
+            return _follow_argmax(draft, logits_MV)
         rows = _rows(sequences, draft, logits_MV)
         verdicts: dict[int, Verdict] = {}
         chains: dict[str, list[int]] = {}
@@ -170,17 +172,36 @@ def _rows(sequences: Seq[Sequence], draft: Draft, logits_MV: Tensor) -> list[_Ro
     return [_Row(*fields) for fields in zip(sequences, tokens, parents, probs, each, sampling, strict=True)]
 
 
+def _verdict(token_ids: list[int], parents: list[int], path: list[int], token: int) -> Verdict:
+    node = path[-1] if path else -1
+    return Verdict([*(token_ids[i] for i in path), token], path, node not in parents)
+
+
+def _follow_argmax(draft: Draft, logits_MV: Tensor) -> list[Verdict]:
+    """Greedy rows that ask for nothing: no look at probabilities, nor at the logits in another dtype."""
+    best, first, verdicts = most_likely_tokens(logits_MV).tolist(), 0, []
+    rows = zip(draft.token_ids.tolist(), draft.parents.tolist(), draft.num_draft_tokens, strict=True)
+    for token_ids, parents, count in rows:
+        verdicts.append(_follow(token_ids[:count], parents[:count], best[first : first + count + 1]))
+        first += count + 1
+    return verdicts
+
+
+def _follow(token_ids: list[int], parents: list[int], best: list[int]) -> Verdict:
+    """``best`` are the target's tokens behind the text and behind each token of the draft."""
+    return _verdict(token_ids, parents, *tree.match_path(token_ids, parents, lambda node, _: best[node + 1]))
+
+
 def _follow_target(row: _Row) -> Verdict:
     """Name the target's own token node by node while it is drafted.
 
     ``coupled`` draws it with the noise that the drafter used, ``match`` with a number of its own.
     """
     rule, seed = row.sequence.rule, row.sequence.noise_seed
-    best = most_likely_tokens(row.adjusted_MV).tolist() if rule == "greedy" else []
+    if rule == "greedy":
+        return _follow(row.token_ids, row.parents, most_likely_tokens(row.adjusted_MV).tolist())
 
     def target_token(node: int, depth: int) -> int:
-        if rule == "greedy":
-            return int(best[node + 1])
         probs, position = row.probs(node)[None], row.start + depth
         if rule == "coupled":
             return int(sample_gumbel(probs, [gumbel(seed, Stream.TARGET, position, probs.shape[-1])]))

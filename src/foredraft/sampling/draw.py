@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 def most_likely_tokens(scores_MV: Tensor) -> Tensor:
-    """The argmax of each row, ``[M]`` int64; the lowest id where several tie."""
-    if scores_MV.device.type == "cpu":
-        # numpy's argmax is 10 times as fast as torch's here (0.03 against 0.33 ms for 8 rows of 49,152).
-        return torch.from_numpy(scores_MV.detach().numpy().argmax(axis=-1))
-    return scores_MV.argmax(dim=-1)
+    """The argmax of each row, ``[M]`` int64; the lowest id where several tie. Of any floating dtype."""
+    if scores_MV.device.type != "cpu":
+        return scores_MV.argmax(dim=-1)
+    # numpy's argmax is 10 times as fast as torch's here (0.03 against 0.33 ms for 8 rows of 49,152).
+    if scores_MV.dtype == torch.bfloat16:
+        bits = (
+            scores_MV.detach().view(torch.int16).numpy()
+        )  # positive numbers keep their order, and are above all others
+        best = bits.argmax(axis=-1)
+        if (np.take_along_axis(bits, best[:, None], -1) > 0).all():
+            return torch.from_numpy(best)
+        scores_MV = scores_MV.float()
+    return torch.from_numpy(scores_MV.detach().numpy().argmax(axis=-1))
 
 
 def sample_inverse_cdf(probs_MV: Tensor, uniforms_M: Tensor) -> Tensor:

@@ -85,6 +85,24 @@ def test_most_likely_token_is_the_first_of_equals() -> None:
     assert most_likely_tokens(scores).tolist() == [1, 0, 1]
 
 
+def test_most_likely_token_in_bf16_is_that_in_float32() -> None:
+    """Ties, numbers that are all negative, zeros of both signs, infinities."""
+    generator = torch.Generator().manual_seed(0)
+    inf = float("inf")
+    rows = [
+        [-3.0, -1.0, -1.0],
+        [-0.0, 0.0, -1.0],
+        [-2.0, -0.0, 0.0],
+        [-inf, -inf, -5.0],
+        [1.0, inf, 2.0],
+        [5.0, 5.0, -6.0],
+    ]
+    for scores in (*torch.tensor(rows)[:, None], torch.tensor(rows), torch.randn(40, 999, generator=generator)):
+        assert most_likely_tokens(scores.bfloat16()).equal(most_likely_tokens(scores.bfloat16().float()))
+    part = torch.randn(8, 70, generator=generator).bfloat16()[:5, :64]
+    assert most_likely_tokens(part).equal(most_likely_tokens(part.float()))
+
+
 def test_rows_are_independent() -> None:
     generator = torch.Generator().manual_seed(0)
     probs = (torch.randn(6, 5001, generator=generator) * 2).softmax(dim=-1)
