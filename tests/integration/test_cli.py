@@ -121,6 +121,7 @@ def test_bench_prints_tables_and_its_document_last(tmp_path):
     assert page.stat().st_size > 10_000
 
 
+@pytest.mark.slow  # the principle is that of the unit test of the benchmark
 @pytest.mark.skipif(os.name != "posix", reason="sends a signal")
 def test_ctrl_c_prints_what_the_benchmark_has():
     program = "from foredraft.cli import main; main()"

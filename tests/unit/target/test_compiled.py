@@ -121,7 +121,7 @@ def test_a_graph_outlives_the_growth_of_the_cache(model: Any, folder: Path):
     assert all(new > old for new, old in zip(after, before, strict=True))
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("native", [pytest.param(True, marks=pytest.mark.slow), False], ids=["native", "torch"])
 def test_drafts_do_not_change_a_bit_in_bf16(model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, native: bool):
     """The self-check settles the compiled model; then drafts in a batch and plain decoding alone agree.
 
@@ -147,6 +147,7 @@ def test_drafts_do_not_change_a_bit_in_bf16(model: Any, folder: Path, monkeypatc
     assert 0 < accepted < sum(s.metrics.num_draft_tokens for s in drafted)
 
 
+@pytest.mark.slow  # compiles two models
 def test_models_keep_their_own_graphs(compiled: TargetModel, model: Any, folder: Path):
     """Graphs are found by code object and ours check no weights: a shallower model must not run a deeper one's."""
     other = random_model(LlamaForCausalLM, tiny_config(num_hidden_layers=1), 1)

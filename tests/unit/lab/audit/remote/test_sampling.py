@@ -138,7 +138,10 @@ def test_tokens_without_log_probabilities_are_counted_and_not_judged() -> None:
     assert result.num_untestable == 63 * result.num_answers
 
 
-@pytest.mark.parametrize("behaviour", [replace(UNTOLD, rule="soft_ratio"), replace(UNTOLD, hides_end=True)])
+ENDS_HIDDEN = pytest.param(replace(UNTOLD, hides_end=True), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("behaviour", [replace(UNTOLD, rule="soft_ratio"), ENDS_HIDDEN])
 def test_they_are_judged_when_they_are_asked_for_afterwards(behaviour: Behaviour) -> None:
     result, _, server = audit(behaviour, num_tokens=300, score_missing=True)
     assert result.convicted == (behaviour.rule == "soft_ratio")
