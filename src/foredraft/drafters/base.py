@@ -46,6 +46,7 @@ class Offer:
         source: which part of a combination would make it.
         is_free: making it takes no time worth planning for.
         branches: it may be a tree.
+        num_unread: tokens of the text that its model reads first.
     """
 
     num_draft_tokens: int
@@ -53,6 +54,7 @@ class Offer:
     source: str = ""
     is_free: bool = False
     branches: bool = False
+    num_unread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,11 @@ class Drafter(ABC):
 
     def offers(self, rows: Sequence[DraftRow]) -> list[Offer]:
         """What ``propose`` could draft for the rows of a step; asked before it, each row with its limit."""
-        return [Offer(row.num_draft_tokens, branches=self.makes_trees) for row in rows]
+        return [Offer(row.num_draft_tokens, branches=self.makes_trees, num_unread=self.num_unread(row)) for row in rows]
+
+    def num_unread(self, row: DraftRow) -> int:
+        """How many tokens of the text its model would have to read before it drafts, states of the target or tokens."""
+        return 0
 
     @abstractmethod
     def propose(self, rows: Sequence[DraftRow]) -> Draft:

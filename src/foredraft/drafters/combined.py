@@ -132,11 +132,12 @@ class CombinedDrafter(Drafter):
         for row in rows:
             state = self._states[row.sequence_id]
             index = state.chosen
-            proposal, name, branches = state.proposals[index], self.names[index], self.sources[index].makes_trees
+            proposal, name, source = state.proposals[index], self.names[index], self.sources[index]
             if proposal is None:
-                offers.append(Offer(min(self.limits[index], row.num_draft_tokens), source=name, branches=branches))
+                (offer,) = source.offers([_limited(row, self.limits[index])])
+                offers.append(replace(offer, source=name))
             else:
-                offers.append(Offer(len(proposal.token_ids), state.match_lens[index], name, True, branches))
+                offers.append(Offer(len(proposal.token_ids), state.match_lens[index], name, True, source.makes_trees))
         return offers
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:

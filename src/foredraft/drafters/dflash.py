@@ -67,6 +67,10 @@ class DFlashDrafter(ParallelDrafter):
         if self._waiting.pop(sequence_id, None) is not None:
             self.runner.slots.close(sequence_id)
 
+    def num_unread(self, row: DraftRow) -> int:
+        waiting = self._waiting.get(row.sequence_id)
+        return 0 if waiting is None else sum(map(len, waiting.parts))
+
     def _room(self, row: DraftRow, text: list[int]) -> int:
         waiting = self._waiting.get(row.sequence_id)
         if waiting is None or waiting.end != len(text) - 1:

@@ -59,6 +59,9 @@ class DraftModelDrafter(AutoregressiveDrafter):
             del self._agreed[sequence_id]
             self.model.slots.close(sequence_id)
 
+    def num_unread(self, row: DraftRow) -> int:
+        return max(0, len(row.token_ids) - len(self._fed.get(row.sequence_id, ())))
+
     def _room(self, row: DraftRow, text: list[int]) -> int:
         """Tokens that can be drafted; none once the text holds a token that the draft model does not know."""
         fed = len(self._fed.get(row.sequence_id, ()))

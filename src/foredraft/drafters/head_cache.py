@@ -91,6 +91,11 @@ class HeadCache:
         waiting = self._waiting.get(sequence_id)
         return 0 if waiting is None else waiting.end
 
+    def num_waiting(self, sequence_id: int) -> int:
+        """How many of them have not been read."""
+        waiting = self._waiting.get(sequence_id)
+        return 0 if waiting is None else waiting.count
+
     def forget(self, sequence_id: int) -> None:
         if self._waiting.pop(sequence_id, None) is not None:
             self.runner.slots.close(sequence_id)

@@ -49,6 +49,9 @@ class HeadDrafter(AutoregressiveDrafter):
     def forget(self, sequence_id: int) -> None:
         self.cache.forget(sequence_id)
 
+    def num_unread(self, row: DraftRow) -> int:
+        return self.cache.num_waiting(row.sequence_id)
+
     def _room(self, row: DraftRow, text: list[int]) -> int:
         known = self.cache.num_known(row.sequence_id)
         if not known or known != len(text) - 1:

@@ -69,6 +69,7 @@ def step_outcome(
                 row.source,
                 row.is_free,
                 row.branches,
+                row.num_unread,
             )
             for i, (row, count) in enumerate(planned)
         ],

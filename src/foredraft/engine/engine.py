@@ -254,6 +254,7 @@ class Engine:
                 offer.source,
                 offer.is_free,
                 offer.branches,
+                offer.num_unread,
             )
             for s, offer in zip(complete, offers, strict=True)
         ]

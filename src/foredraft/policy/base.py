@@ -20,6 +20,7 @@ class PlanRow:
         source: what drafts for it, where several can.
         is_free: drafting takes no time worth planning for.
         branches: its draft may be a tree; draft tokens are then its nodes.
+        num_unread: tokens of the text that the drafter's model reads first.
     """
 
     sequence_id: int
@@ -30,6 +31,7 @@ class PlanRow:
     source: str = ""
     is_free: bool = False
     branches: bool = False
+    num_unread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class RowOutcome:
     source: str = ""
     is_free: bool = False
     branches: bool = False
+    num_unread: int = 0
 
     @property
     def num_accepted(self) -> int:

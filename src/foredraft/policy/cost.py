@@ -10,8 +10,10 @@ machine is at the moment, one for reading the weights, which is what a pass of o
 comes on top: both change quickly, mostly together (a neighbour's load), sometimes not (memory alone becomes faster).
 The shape of the table changes slowly. Single slow steps move none of them (see ``filters``).
 
-Drafting takes ``once_s + step_s * passes + token_s * (all draft tokens)``, where the longest draft says how many passes
-of the drafter's model there are, up to a limit that a drafter may have; one that copies pays next to nothing.
+Drafting takes ``once_s + step_s * passes + read_s * unread + token_s * (all draft tokens)``, where the longest draft
+says how many passes of the drafter's model there are, up to a limit that a drafter may have, and ``unread`` are the
+tokens of the text that it has to read first; one that copies pays next to nothing. What was left to read is told apart
+because a drafter that goes on drafting never leaves much: else one that has rested would seem too dear to begin again.
 
 What is asked each step is plain Python: behind a pass over all weights nothing is left in the caches, and the first
 call of each array function then takes longer than a dozen sums.
@@ -36,6 +38,8 @@ SHAPE, SHAPE_DRIFT = 0.15, 0.002
 """The same of a point of the table."""
 NOISE = 0.08
 """Relative deviation of the seconds of equal passes."""
+READ = 1e-4
+"""How far the seconds for a token that a drafter's model reads may be from none."""
 FAR = 16
 """The table is continued with its last slope to so many times its last size."""
 
@@ -157,12 +161,12 @@ class StepCost:
         known = draft or DraftCost()
         self.passes = PassCost(table)
         self._max_passes = math.inf if max_passes is None else max_passes
-        self._draft = LinearCost([known.once_s, known.step_s, known.token_s], [1e-4, 2e-5, 1e-5])
+        self._draft = LinearCost([known.once_s, known.step_s, 0.0, known.token_s], [1e-4, 2e-5, READ, 1e-5])
         self._rest = LinearCost([5e-4, 2e-5], [5e-4, 2e-5])  # verification and host: a step, a row of logits
 
     @property
     def draft_seconds(self) -> list[float]:
-        """Current estimates of ``once_s``, ``step_s`` and ``token_s``."""
+        """Current estimates of ``once_s``, ``step_s``, ``read_s`` and ``token_s``."""
         return self._draft.seconds
 
     def prices(
@@ -179,7 +183,7 @@ class StepCost:
             that takes time; and the sum over rows of tokens fed times context.
         """
         pass_s = self.passes.prices(num_rows, num_keys)
-        (once, step, token), most = self._draft.seconds, self._max_passes
+        (once, step, _, token), most = self._draft.seconds, self._max_passes
         rest, logits = self._rest.seconds
 
         def seconds(num_draft_tokens: float, num_made: float, longest: int, num_pairs: float) -> float:
@@ -189,9 +193,11 @@ class StepCost:
 
         return seconds
 
-    def observe_rest(self, longest: int, num_made: int, num_logits: int, draft_s: float, rest_s: float) -> None:
+    def observe_rest(
+        self, longest: int, num_unread: int, num_made: int, num_logits: int, draft_s: float, rest_s: float
+    ) -> None:
         """Seconds of drafting, and of verification and all else; where no draft took time, that of drafting is spent in
         every step, whatever is planned."""
         if longest:
-            self._draft.observe([1, min(longest, self._max_passes), num_made], draft_s)
+            self._draft.observe([1, min(longest, self._max_passes), num_unread, num_made], draft_s)
         self._rest.observe([1, num_logits], rest_s if longest else rest_s + draft_s)

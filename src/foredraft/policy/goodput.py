@@ -151,7 +151,8 @@ class GoodputPolicy:
         made = [row for row in step.rows if not row.is_free]
         longest, num_made = max((row.planned for row in made), default=0), sum(row.num_draft_tokens for row in made)
         num_logits = len(step.rows) + sum(row.num_draft_tokens for row in step.rows)
-        self.cost.observe_rest(longest, num_made, num_logits, step.draft_s, step.verify_s + step.host_s)
+        num_unread = sum(row.num_unread for row in made if row.num_draft_tokens)
+        self.cost.observe_rest(longest, num_unread, num_made, num_logits, step.draft_s, step.verify_s + step.host_s)
 
     def forget(self, sequence_id: int) -> None:
         self._read()

@@ -75,7 +75,7 @@ def test_a_size_between_two_points_corrects_both():
 
 @pytest.mark.parametrize(
     ("counts", "seconds"),
-    [([1, 4, 4], 0.008), ([1, 1, 1], 0.002), ([1, 8, 32], 0.016)],
+    [([1, 4, 0, 4], 0.008), ([1, 1, 0, 1], 0.002), ([1, 8, 0, 32], 0.016)],
 )
 def test_drafting_costs_by_the_token(counts, seconds):
     """2 ms for each token of the longest draft, learnt from a first estimate of 3 ms."""
@@ -83,7 +83,7 @@ def test_drafting_costs_by_the_token(counts, seconds):
     rng = random.Random(0)
     for _ in range(60):
         longest = rng.randrange(1, 7)
-        cost.observe_rest(longest, longest, longest + 1, 0.002 * longest * rng.uniform(0.9, 1.1), 1e-4)
+        cost.observe_rest(longest, 0, longest, longest + 1, 0.002 * longest * rng.uniform(0.9, 1.1), 1e-4)
     assert sum(map(mul, cost.draft_seconds, counts)) == pytest.approx(seconds, rel=0.25)
 
 
@@ -93,7 +93,7 @@ def test_a_draft_costs_no_more_passes_than_the_drafter_makes(max_passes):
     cost = StepCost(TABLE, DraftCost(step_s=0.003), max_passes)
     for i in range(120):
         longest = 1 + i % 6
-        cost.observe_rest(longest, longest, longest + 1, 0.004 * min(longest, max_passes), 1e-4)
+        cost.observe_rest(longest, 0, longest, longest + 1, 0.004 * min(longest, max_passes), 1e-4)
     seconds = cost.prices(1, 100, 0)
     plain_s = seconds(0, 0, 0, 100)
     for longest in (1, 3, 8):
@@ -101,10 +101,21 @@ def test_a_draft_costs_no_more_passes_than_the_drafter_makes(max_passes):
         assert drafting_s == pytest.approx(0.004 * min(longest, max_passes), rel=0.1)
 
 
+@pytest.mark.parametrize("rested", [1, 30])
+def test_what_was_left_to_read_does_not_make_drafts_dear(rested):
+    """0.1 ms a token that is read, after each step without a draft one more; 2 ms for a draft of four."""
+    cost, rng = StepCost(TABLE, DraftCost(step_s=0.001)), random.Random(0)
+    for _ in range(80):
+        unread = rng.randrange(1, 1 + 2 * rested) * 2
+        cost.observe_rest(4, unread, 4, 5, 0.002 + 0.0001 * unread, 1e-4)
+    seconds = cost.prices(1, 100, 0)
+    assert seconds(0, 4, 4, 100) - seconds(0, 0, 0, 100) == pytest.approx(0.002, rel=0.2)
+
+
 def test_steps_without_drafts_do_not_change_the_cost_of_drafting():
     cost = StepCost(TABLE, DraftCost(step_s=0.002))
     before = cost.draft_seconds
-    cost.observe_rest(0, 0, 1, 1.0, 1e-4)
+    cost.observe_rest(0, 0, 0, 1, 1.0, 1e-4)
     assert cost.draft_seconds == before
 
 
