@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from statistics import mean
 
 import pytest
@@ -200,39 +199,6 @@ def test_limits_are_kept():
         assert all(0 <= k <= row.limit for k, row in zip(plan, rows, strict=True))
     assert policy.plan([], 64) == []
     assert policy.plan(rows[:1], 0) == [0]
-
-
-class Clocked:
-    """A policy, and the processor seconds that each step of it takes."""
-
-    forecast = None
-
-    def __init__(self, inner: GoodputPolicy):
-        self.inner, self.seconds = inner, []
-
-    def rests(self, num_rows: int) -> bool:
-        return self.inner.rests(num_rows)
-
-    def plan(self, rows: list[PlanRow], num_other_tokens: int) -> list[int]:
-        self._began = time.process_time()
-        lengths = self.inner.plan(rows, num_other_tokens)
-        self._planned_s = time.process_time() - self._began
-        return lengths
-
-    def observe(self, step: StepOutcome) -> None:
-        began = time.process_time()
-        self.inner.observe(step)
-        self.seconds.append(self._planned_s + time.process_time() - began)
-
-    def forget(self, sequence_id: int) -> None:
-        self.inner.forget(sequence_id)
-
-
-def test_it_takes_less_than_two_per_cent_of_a_step():
-    """32 sequences, a step of 35 ms; the quartile, as the processor is shared."""
-    policy = Clocked(controller())
-    simulate(policy, [Kind(0.9)] * 32, steps=200, world=World(request_len=64))
-    assert sorted(policy.seconds)[50] < 0.02 * 0.035
 
 
 def test_it_rests_where_drafts_gain_nothing_and_wakes_when_the_batch_shrinks():
