@@ -96,8 +96,10 @@ class LoadOptions:
             arms[f"k={length}"] = SpeculativeConfig(
                 method=self.method, model=model, num_speculative_tokens=length, policy="fixed"
             )
-        auto = {"method": self.method, "model": model, "num_speculative_tokens": self.num_speculative_tokens}
-        arms[AUTO] = SpeculativeConfig.from_options({**auto, "policy": "goodput", **self.speculative_config})
+        auto = {**self.speculative_config, "method": self.method, "model": model, "policy": "goodput"}
+        if self.num_speculative_tokens is not None:
+            auto["num_speculative_tokens"] = self.num_speculative_tokens
+        arms[AUTO] = SpeculativeConfig.from_options(auto)
         return arms
 
     def requests_at(self, level: float, num_routes: int) -> int:

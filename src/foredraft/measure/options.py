@@ -30,7 +30,8 @@ class BenchOptions:
         methods: drafting methods; ``none`` (plain) is always run, as the reference.
         draft_model: for the method of that name; None drafts with the target itself.
         num_speculative_tokens: most draft tokens of a pass; None is each engine's and method's default.
-        speculative_config: more options of foredraft's arms that have a draft model or head.
+        speculative_config: more options of foredraft's arms that have a draft model or head; one that is named here
+            itself goes before it.
         policy: of foredraft's arms, how many of them are drafted.
         max_tokens: new tokens of every run; end tokens are ignored.
         temperatures: 0 is greedy; above it, repeat i uses ``seed + i``.
@@ -111,12 +112,12 @@ class BenchOptions:
         """
         arms = {}
         for method in self.all_methods:
-            chosen: dict[str, Any] = {"method": method, "policy": self.policy}
-            if method != "none":
-                chosen["num_speculative_tokens"] = self.num_speculative_tokens
+            chosen: dict[str, Any] = {}
             if needs_draft_model(method):
-                chosen |= {"model": self.draft_model or self.model, **self.speculative_config}
-            arms[method] = SpeculativeConfig.from_options(chosen)
+                chosen = {**self.speculative_config, "model": self.draft_model or self.model}
+            if method != "none" and self.num_speculative_tokens is not None:
+                chosen["num_speculative_tokens"] = self.num_speculative_tokens
+            arms[method] = SpeculativeConfig.from_options({**chosen, "method": method, "policy": self.policy})
         return arms
 
     @property

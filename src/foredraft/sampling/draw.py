@@ -19,9 +19,8 @@ def most_likely_tokens(scores_MV: Tensor) -> Tensor:
         return scores_MV.argmax(dim=-1)
     # numpy's argmax is 10 times as fast as torch's here (0.03 against 0.33 ms for 8 rows of 49,152).
     if scores_MV.dtype == torch.bfloat16:
-        bits = (
-            scores_MV.detach().view(torch.int16).numpy()
-        )  # positive numbers keep their order, and are above all others
+        # As integers positive numbers keep their order, and are above all others.
+        bits = scores_MV.detach().view(torch.int16).numpy()
         best = bits.argmax(axis=-1)
         if (np.take_along_axis(bits, best[:, None], -1) > 0).all():
             return torch.from_numpy(best)

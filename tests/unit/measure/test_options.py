@@ -58,3 +58,12 @@ def test_more_options_are_those_of_the_methods_with_a_draft_model():
     assert [arm.tree_beam for arm in arms.values()] == [None, None, 1]
     assert [arm.model for arm in arms.values()] == [None, None, "head"]
     assert {arm.policy for arm in arms.values()} == {"fixed"}
+
+
+def test_an_option_of_its_own_goes_before_those_written_as_json():
+    more = {"num_speculative_tokens": 7, "method": "ngram", "tree_width": 3}
+    options = BenchOptions(
+        model="m", draft_model="head", methods=("eagle3",), num_speculative_tokens=5, speculative_config=more
+    )
+    arm = options.arms["eagle3"]
+    assert (arm.method, arm.num_speculative_tokens, arm.tree_width) == ("eagle3", 5, 3)
