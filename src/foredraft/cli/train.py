@@ -26,8 +26,8 @@ def train(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Text or JSONL of chats, best of your own traffic; may be repeated. Or the texts of an earlier run, "
-            "as in OUT/run/texts.  [default: the target writes questions and answers itself]"
+            help="Text or JSONL of chats, best of your own traffic; may be repeated. Or folders of texts of earlier "
+            "runs, as in OUT/run/texts.  [default: the target writes questions and answers itself]"
         ),
     ] = None,
     num_updates: Annotated[int | None, typer.Option(help="Instead of as many as there is time for.")] = None,

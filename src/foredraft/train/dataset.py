@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -169,6 +169,19 @@ class TextStore:
         notes = {"routes": json.dumps([text.route for text in texts]), "seconds": f"{seconds:.3f}"}
         _write(self._piece_file(self.num_pieces), lambda path: save_file(tensors, path, notes))
         self._open_piece()
+
+    def join(self, other: TextStore) -> None:
+        """Have the texts of another store behind those that are here. Nothing is written, now or later.
+
+        Raises:
+            InvalidOptionError: it holds texts of another target or other layers; both are named.
+        """
+        _check_same(other.directory, other.meta, replace(self.meta, recipe=other.meta.recipe))
+        self.meta = replace(self.meta, recipe=f"{self.meta.recipe}; {other.meta.recipe}")
+        self._entries += [replace(entry, piece=self.num_pieces + entry.piece) for entry in other._entries]
+        self._tokens += other._tokens
+        self._files += other._files
+        self.seconds += other.seconds
 
     def split(self, held_out: float) -> tuple[list[int], list[int]]:
         """Indices of the texts to train on, and of those to measure on.

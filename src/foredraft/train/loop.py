@@ -53,6 +53,7 @@ class Trainer:
         tell: gets a label and the share of the run that is done.
         dtype: of the products, bfloat16 or float32; weights are float32.
         num_looked: texts that acceptance is measured on during the run.
+        is_trained: the weights come from an earlier run.
 
     Attributes:
         history: loss and held-out acceptance, measured at the same updates in every run of the same length.
@@ -68,9 +69,10 @@ class Trainer:
         tell: Tell = lambda label, share: None,
         dtype: str = "float32",
         num_looked: int = FEW_TEXTS,
+        is_trained: bool = False,
     ):
         self.trainee, self.texts, self.options, self.tell = trainee.to(accelerator.device), texts, options, tell
-        self.folder = folder
+        self.folder, self._is_trained = folder, is_trained
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.history: list[dict[str, Any]] = []
         self._accelerator = accelerator
@@ -110,7 +112,8 @@ class Trainer:
         looks_s = (NUM_LOOKS + 1) * self.seconds_of_look()
         share = min(1.0, LOOK_SHARE * seconds / looks_s)
         self._few = self._few[: max(1, int(share * len(self._few)))]
-        return updates_within(seconds - share * looks_s, self.seconds_of_update, self.options.num_steps)
+        left = seconds - share * looks_s
+        return updates_within(left, self.seconds_of_update, self.options.num_steps, self._is_trained)
 
     def resume(self) -> None:
         """Go on from the folder's checkpoint, if there is one."""
@@ -149,7 +152,7 @@ class Trainer:
             group["lr"] = factor * group["initial_lr"]
         everyones = self._order(update)
         mine = everyones[self._accelerator.process_index :: self._accelerator.num_processes]
-        steps = num_steps_at(update, num_updates, options.num_steps)
+        steps = num_steps_at(update, num_updates, options.num_steps, self._is_trained)
         loss = self._backward(self._model, mine, everyones, steps, update, self._accelerator.backward)
         torch.nn.utils.clip_grad_norm_(self.trainee.parameters(), CLIP)
         self._optimizer.step()

@@ -20,9 +20,9 @@ class Plan:
 
     Attributes:
         fingerprint: of the target.
-        texts: folder of the store.
-        num_pieces: of the store, to be made; None until the first has shown how long one takes.
-        num_texts: of the store that are used; None until all are there.
+        texts: folders of the stores.
+        num_pieces: of the first one, to be made; None until the first has shown how long one takes.
+        num_texts: of the stores that are used; None until all are there.
         num_updates: None until their speed has been measured.
         num_looked: texts that acceptance is measured on during the run; None takes the usual number.
         start_from: folder of an earlier run whose weights this one begins with.
@@ -31,7 +31,7 @@ class Plan:
 
     options: dict[str, Any]
     fingerprint: str
-    texts: str
+    texts: list[str]
     dtype: str
     num_pieces: int | None = None
     num_texts: int | None = None

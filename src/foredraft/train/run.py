@@ -55,7 +55,7 @@ class TrainRun:
         out: folder of the head and of the run.
         minutes: for all of it; not needed where ``num_updates`` is given and there are texts.
         num_updates: instead of as many as there is time for.
-        data: files of texts or chats, or one folder of texts that an earlier run wrote; none lets the target write.
+        data: files of texts or chats, or folders of texts that earlier runs wrote; none lets the target write.
         start_from: folder of an earlier run, whose weights this one begins with.
         device: ``cpu``, or ``auto`` for what accelerate finds.
         command: for the model card.
@@ -125,10 +125,12 @@ def train_head(run: TrainRun, tell: Tell) -> TrainResult | None:
     plan = _wait_for(run.folder, "num_texts")
     texts = _texts(run, plan, method.feature_layers(_num_layers(loaded)))
     trainee: Trainee = method.make(target, texts, run.options)
+    is_trained = plan.start_from is not None
     if plan.start_from is not None:
         _load_weights(trainee, Path(plan.start_from))
     looked = FEW_TEXTS if plan.num_looked is None else plan.num_looked
-    trainer = Trainer(trainee, texts, run.options, run.folder, accelerator, tell, plan.dtype, looked)
+    dtype = plan.dtype
+    trainer = Trainer(trainee, texts, run.options, run.folder, accelerator, tell, dtype, looked, is_trained)
     if accelerator.is_main_process and plan.num_updates is None:
         tell("measuring the speed of training", 0.0)
         num_updates = run.num_updates or trainer.updates_within(_seconds_left(run, texts.store, started))
@@ -165,13 +167,13 @@ def _begin(run: TrainRun, loaded: LoadedModel, device: torch.device) -> Plan:
     if plan is not None:
         check_same_run(run.folder, plan, run.options, loaded.fingerprint)
         return plan
-    if run.num_updates is None or not _is_store(run.data):
+    if run.num_updates is None or not _are_stores(run.data):
         run.seconds()
-    store = run.data[0] if _is_store(run.data) else run.folder / "texts"
+    stores = run.data if _are_stores(run.data) else (run.folder / "texts",)
     new = Plan(
         options=asdict(run.options),
         fingerprint=loaded.fingerprint,
-        texts=str(store.absolute()),
+        texts=[str(store.absolute()) for store in stores],
         dtype=fastest_dtype(device),
         start_from=None if run.start_from is None else str(run.start_from.absolute()),
     )
@@ -182,8 +184,8 @@ def _fix_texts(run: TrainRun, plan: Plan, loaded: LoadedModel, method: Any, tell
     """Let the target write its texts if there are none, and fix how many are used."""
     if plan.num_texts is not None:
         return plan
-    if _is_store(run.data):
-        return write_plan(run.folder, replace(plan, num_texts=len(TextStore(plan.texts))))
+    if _are_stores(run.data):
+        return write_plan(run.folder, replace(plan, num_texts=len(_open_stores(plan))))
     tell("writing the first texts", 0.0)
     options = {"cache_dir": run.cache_dir, "device": run.device}
     llm, writer = load_writer(run.target, method.feature_layers(_num_layers(loaded)), **options)
@@ -191,7 +193,7 @@ def _fix_texts(run: TrainRun, plan: Plan, loaded: LoadedModel, method: Any, tell
     source: Any = (
         FromFiles(run.data, llm.tokenizer, limit, seed=seed) if run.data else OwnWords(llm.tokenizer, limit, seed=seed)
     )
-    store = open_store(plan.texts, llm, writer, source)
+    store = open_store(plan.texts[0], llm, writer, source)
     if plan.num_pieces is None:
         store = collect(store, source, writer, num_pieces=1)
         a_piece = store.seconds / store.num_pieces
@@ -211,22 +213,28 @@ def _fix_texts(run: TrainRun, plan: Plan, loaded: LoadedModel, method: Any, tell
 
 
 def _texts(run: TrainRun, plan: Plan, layers: tuple[int, ...]) -> TrainTexts:
-    store = TextStore(plan.texts)
+    store, names = _open_stores(plan), ", ".join(plan.texts)
     if store.meta.fingerprint != plan.fingerprint:
-        raise InvalidOptionError(f"{plan.texts} holds texts of {store.meta.target}, and not of {run.target}")
+        raise InvalidOptionError(f"{names} holds texts of {store.meta.target}, and not of {run.target}")
     missing = sorted(set(layers) - set(store.meta.layers))
     if missing:
         raise InvalidOptionError(
-            f"{plan.texts} has states of layers {list(store.meta.layers)}, and {run.options.method} needs "
+            f"{names} has states of layers {list(store.meta.layers)}, and {run.options.method} needs "
             f"{missing} too; let new texts be written"
         )
     assert plan.num_texts is not None
     kept, held = ([i for i in part if i < plan.num_texts] for part in store.split(run.options.held_out))
     if not kept or not held:
-        raise InvalidOptionError(
-            f"the first {plan.num_texts} texts of {plan.texts} are too few to measure on some of them"
-        )
+        raise InvalidOptionError(f"the first {plan.num_texts} texts of {names} are too few to measure on some of them")
     return TrainTexts(store, kept, held)
+
+
+def _open_stores(plan: Plan) -> TextStore:
+    """The texts of all folders as one store."""
+    store = TextStore(plan.texts[0])
+    for folder in plan.texts[1:]:
+        store.join(TextStore(folder))
+    return store
 
 
 def _load_weights(trainee: Trainee, out: Path) -> None:
@@ -242,7 +250,7 @@ def _load_weights(trainee: Trainee, out: Path) -> None:
 def _seconds_left(run: TrainRun, store: TextStore, started: float) -> float:
     """Of the budget, whether the texts were written by this process or by one that was killed."""
     spent = time.perf_counter() - started
-    return run.seconds() - (spent if _is_store(run.data) else max(spent, store.seconds))
+    return run.seconds() - (spent if _are_stores(run.data) else max(spent, store.seconds))
 
 
 def _wait_for(folder: Path, name: str) -> Plan:
@@ -252,8 +260,14 @@ def _wait_for(folder: Path, name: str) -> Plan:
     return plan
 
 
-def _is_store(data: tuple[Path, ...]) -> bool:
-    return len(data) == 1 and data[0].is_dir()
+def _are_stores(data: tuple[Path, ...]) -> bool:
+    """Raises InvalidOptionError if there are files among folders."""
+    folders = [path for path in data if path.is_dir()]
+    if folders and len(folders) < len(data):
+        raise InvalidOptionError(
+            f"data has files beside the folder {folders[0]}; let the files' texts be written into a folder of their own"
+        )
+    return bool(folders)
 
 
 def _num_layers(loaded: LoadedModel) -> int:

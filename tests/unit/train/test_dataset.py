@@ -61,6 +61,19 @@ def test_what_was_left_of_a_killed_run_is_no_piece(tmp_path: Path) -> None:
     ]
 
 
+def test_stores_are_joined(tmp_path: Path) -> None:
+    one, other = TextStore(tmp_path / "one", META), TextStore(tmp_path / "other", replace(META, recipe="of files"))
+    one.append([make_text(0), make_text(1)], seconds=2.0)
+    one.append([make_text(2)], seconds=1.0)
+    other.append([make_text(3)], seconds=4.0)
+    other.append([make_text(4), make_text(5)], seconds=1.0)
+    one.join(other)
+    assert all(same(text, make_text(seed)) for seed, text in enumerate(one))
+    assert (len(one), one.num_pieces, one.seconds, one.meta.recipe) == (6, 4, 8.0, "by hand; of files")
+    with pytest.raises(InvalidOptionError, match="hidden states of layers"):
+        one.join(TextStore(tmp_path / "third", replace(META, layers=(1, 3))))
+
+
 @pytest.mark.parametrize(
     ("change", "there", "here"),
     [

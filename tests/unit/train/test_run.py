@@ -20,6 +20,7 @@ from foredraft import LLM, SamplingParams
 from foredraft.cli import app
 from foredraft.errors import InvalidOptionError, UnsupportedModelError
 from foredraft.train import run as training
+from foredraft.train.dataset import TextStore
 from foredraft.train.options import TrainOptions
 from foredraft.train.plan import read_plan
 from foredraft.train.run import TrainRun, train_head
@@ -72,7 +73,7 @@ OTHERS = ["mtp", pytest.param("eagle", marks=SLOW), pytest.param("mlp", marks=SL
 @pytest.mark.parametrize("method", OTHERS)
 def test_the_engine_runs_heads_of_other_methods(first: TrainRun, tmp_path: Path, method: str):
     """Trained on the same texts, loaded by their folder."""
-    texts = Path(read_plan(first.folder).texts)  # type: ignore[union-attr]
+    texts = first.folder / "texts"
     options = replace(first.options, method=method)
     assert train_head(replace(first, out=tmp_path, options=options, data=(texts,), num_updates=2), silent) is not None
     prompts, params = [[5, 9, 11]], SamplingParams(temperature=0, max_tokens=12)
@@ -108,14 +109,19 @@ def test_asked_again_it_goes_on_with_what_is_there(first: TrainRun, monkeypatch:
 
 
 def test_texts_and_weights_of_an_earlier_run(first: TrainRun, tmp_path: Path):
-    """Through the command line: a second run begins where the first one ended."""
+    """Through the command line: a second run begins where the first one ended, here with each text twice."""
     command = ["train", "eagle3", "--target", first.target, "--out", str(tmp_path), "--num-updates", "1"]
-    command += ["--data", str(first.folder / "texts"), "--start-from", str(first.out), "--learning-rate", "0"]
+    command += ["--data", str(first.folder / "texts")] * 2 + ["--start-from", str(first.out), "--learning-rate", "0"]
     command += ["--head-learning-rate", "0", "--device", "cpu", "--held-out", "0.2", "--window", "64"]
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout.splitlines()[-1])
     assert document["num_updates"] == 1
+    plans = [read_plan(run.folder) for run in (first, replace(first, out=tmp_path))]
+    assert [plan.num_texts for plan in plans if plan] == [
+        len(store := TextStore(first.folder / "texts")),
+        2 * len(store),
+    ]
     assert len(document["acceptance_per_position"]) == 4
     assert "Held-out acceptance" in result.stdout
     one, other = (load_file(folder / "model.safetensors") for folder in (first.out, tmp_path))
@@ -129,17 +135,15 @@ def test_texts_and_weights_of_an_earlier_run(first: TrainRun, tmp_path: Path):
         ({"out": "new", "minutes": None, "num_updates": None}, "how long the run may take is not known"),
         ({"out": "new", "start_from": Path("/nowhere")}, "holds no training run to begin with"),
         ({"out": "new", "data": (Path("empty"),)}, "holds no texts to train on"),
+        ({"out": "new", "data": (Path("empty"), Path("chats.jsonl"))}, "data has files beside the folder"),
     ],
 )
 def test_what_cannot_be_done(first: TrainRun, tmp_path: Path, changes: dict[str, Any], words: str):
     (tmp_path / "empty").mkdir()
-    plan = read_plan(first.folder)
-    assert plan is not None
-    stored = {"data": (Path(plan.texts),)}
+    changes = dict(changes)
     if "out" in changes:
-        changes = {**stored, **changes, "out": tmp_path / "new"}
-    if changes.get("data") == (Path("empty"),):
-        changes["data"] = (tmp_path / "empty",)
+        changes["out"] = tmp_path / "new"
+        changes["data"] = tuple(tmp_path / path for path in changes.get("data", (first.folder / "texts",)))
     if "options" in changes:
         changes["options"] = replace(first.options, seed=1)
     with pytest.raises(InvalidOptionError, match=words):
@@ -181,7 +185,7 @@ def test_bad_options(options: dict[str, Any], words: str):
 @pytest.mark.slow  # three processes that import torch
 def test_two_processes_of_accelerate_learn_as_one(first: TrainRun, tmp_path: Path):
     """Each reads half of the windows of an update; the gradient is that of all of them."""
-    texts = Path(read_plan(first.folder).texts)  # type: ignore[union-attr]
+    texts = first.folder / "texts"
     script = tmp_path / "script.py"
     script.write_text("from foredraft.cli import main\nmain()\n")
     heads = []

@@ -22,9 +22,11 @@ def test_a_head_is_unrolled_further_late(most: int, expected: set[int]):
     assert steps == sorted(steps)
     assert steps[:20] == [1] * 20
     assert steps[-1] == most
+    assert {num_steps_at(update, 60, most, is_trained=True) for update in range(60)} == {most}
 
 
 def test_updates_within_a_time():
     assert updates_within(10.0, lambda steps: 0.1, 3) == pytest.approx(100, abs=1)
     assert updates_within(10.0, lambda steps: 0.1 * steps, 3) == pytest.approx(10 / (0.1 / 3 + 0.3 * 2 / 3), abs=1)
+    assert updates_within(10.0, lambda steps: 0.1 * steps, 3, is_trained=True) == pytest.approx(10 / 0.3, abs=1)
     assert updates_within(0.0, lambda steps: 0.1, 3) == 1
