@@ -63,7 +63,7 @@ def draw(target: list[float], draft: list[float], k: int, num_tokens: int, **opt
     return drawn, recorder
 
 
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_o09_a_rejected_token_is_replaced_from_the_residual(k: int):
     """A softmax over the residual would give (0.262, 0.320, 0.259, 0.159) overall."""
     target, draft = [0.50, 0.30, 0.15, 0.05], [0.10, 0.20, 0.30, 0.40]
@@ -89,7 +89,7 @@ def test_o09_no_room_no_draft():
     assert set(itertools.chain(*recorder.widths)) == {0}
 
 
-@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_o10_the_draft_law_is_the_one_that_was_drawn_from(k: int):
     """With unfiltered draft probabilities the output would be (0.571, 0.429), off by 0.143."""
     drawn, recorder = draw([0.3, 0.4, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1], k, 20_000 if k == 1 else 8_000, top_k=2)

@@ -13,7 +13,7 @@ from foredraft.methods import METHODS
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "transformers_batch"])
+@pytest.mark.parametrize("name", ["quickstart", pytest.param("transformers_batch", marks=pytest.mark.slow)])
 def test_example_shows_identical_tokens(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
     main("smollm2-135m-instruct", 12)
