@@ -22,7 +22,7 @@ from foredraft.engine.sequence import Sequence
 from foredraft.engine.verifier import Verifier, rule_for
 from foredraft.errors import IncompatibleDrafterError, RequestError
 from foredraft.policy import FixedPolicy, PlanRow, Policy, StepOutcome
-from foredraft.sampling import TokenCounts, check_token_ids, needs_counts
+from foredraft.sampling import TokenCounts, check_token_ids, likeliest_tokens, needs_counts
 from foredraft.target.features import HiddenStates
 from foredraft.target.forward import TargetModel
 from foredraft.target.layout import PassRow
@@ -322,7 +322,7 @@ class Engine:
         """Let the drafter see what the target found likely behind every token of the draft."""
         if not self.drafter.num_top_tokens:
             return
-        tops = logits.topk(self.drafter.num_top_tokens, dim=-1).indices
+        tops = likeliest_tokens(logits, self.drafter.num_top_tokens)
         each = tops.split([count + 1 for count in draft.num_draft_tokens])
         for i, (sequence, verdict, top) in enumerate(zip(sequences, verdicts, each, strict=True)):
             count = draft.num_draft_tokens[i]

@@ -106,13 +106,14 @@ def ratio_grid(result: BenchResult) -> Grid:
             arm_name(*each.arm),
             arm_name(*each.base),
             *("" if value is None else f"{value:.2f} x" for value in numbers),
+            "loses" if round(each.tokens_per_s or 1.0, 2) < 1.0 else "",
         ]
 
     sections = [
         Section(cell_name(found[0].prompt, found[0].temperature), list(map(row, found)))
         for found in _by_cell(ratios(result.arms))
     ]
-    return Grid("Ratios", ["", "against", "tok/s", "decode"], 2, "Of the medians above.", sections)
+    return Grid("Ratios", ["", "against", "tok/s", "decode", ""], 2, "Of the medians above.", sections)
 
 
 def pass_grid(result: BenchResult) -> Grid:

@@ -1,6 +1,6 @@
 """From logits to tokens: filters, the one pipeline, keyed noise, draws and log-probabilities."""
 
-from foredraft.sampling.draw import most_likely_tokens, sample_gumbel, sample_inverse_cdf
+from foredraft.sampling.draw import likeliest_tokens, most_likely_tokens, sample_gumbel, sample_inverse_cdf
 from foredraft.sampling.logprobs import top_logprobs
 from foredraft.sampling.noise import Stream, gumbel, round_position, uniform
 from foredraft.sampling.pipeline import (
@@ -20,6 +20,7 @@ __all__ = [
     "adjust_logits",
     "check_token_ids",
     "gumbel",
+    "likeliest_tokens",
     "may_change_argmax",
     "most_likely_tokens",
     "needs_counts",

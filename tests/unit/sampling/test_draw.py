@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from foredraft.sampling import Stream, gumbel, most_likely_tokens, sample_gumbel, sample_inverse_cdf
+from foredraft.sampling import Stream, gumbel, likeliest_tokens, most_likely_tokens, sample_gumbel, sample_inverse_cdf
 
 SMALLEST, LARGEST = 2.0**-53, 1.0 - 2.0**-53
 
@@ -101,6 +102,17 @@ def test_most_likely_token_in_bf16_is_that_in_float32() -> None:
         assert most_likely_tokens(scores.bfloat16()).equal(most_likely_tokens(scores.bfloat16().float()))
     part = torch.randn(8, 70, generator=generator).bfloat16()[:5, :64]
     assert most_likely_tokens(part).equal(most_likely_tokens(part.float()))
+
+
+@pytest.mark.parametrize(("num_tokens", "count"), [(2048, 1), (2048, 8), (1024, 8), (1000, 3), (49_152, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_likeliest_tokens_have_the_highest_scores(num_tokens: int, count: int, dtype: torch.dtype) -> None:
+    """In bf16 many are equal; each is named once."""
+    scores = torch.randn(5, num_tokens, generator=torch.Generator().manual_seed(0)).to(dtype)
+    scores[3, 256:] = float("-inf")
+    found = likeliest_tokens(scores, count)
+    assert scores.gather(1, found).equal(scores.sort(dim=-1, descending=True).values[:, :count])
+    assert all(len(set(row)) == count for row in found.tolist())
 
 
 def test_rows_are_independent() -> None:
