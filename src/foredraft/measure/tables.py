@@ -113,7 +113,8 @@ def ratio_grid(result: BenchResult) -> Grid:
         Section(cell_name(found[0].prompt, found[0].temperature), list(map(row, found)))
         for found in _by_cell(ratios(result.arms))
     ]
-    return Grid("Ratios", ["", "against", "tok/s", "decode", ""], 2, "Of the medians above.", sections)
+    caption = "Of the medians above. loses: slower than what it is compared with, by however little."
+    return Grid("Ratios", ["", "against", "tok/s", "decode", ""], 2, caption, sections)
 
 
 def pass_grid(result: BenchResult) -> Grid:

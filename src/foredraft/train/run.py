@@ -125,12 +125,20 @@ def train_head(run: TrainRun, tell: Tell) -> TrainResult | None:
     plan = _wait_for(run.folder, "num_texts")
     texts = _texts(run, plan, method.feature_layers(_num_layers(loaded)))
     trainee: Trainee = method.make(target, texts, run.options)
-    is_trained = plan.start_from is not None
     if plan.start_from is not None:
         _load_weights(trainee, Path(plan.start_from))
     looked = FEW_TEXTS if plan.num_looked is None else plan.num_looked
-    dtype = plan.dtype
-    trainer = Trainer(trainee, texts, run.options, run.folder, accelerator, tell, dtype, looked, is_trained)
+    trainer = Trainer(
+        trainee,
+        texts,
+        run.options,
+        run.folder,
+        accelerator,
+        tell,
+        plan.dtype,
+        num_looked=looked,
+        is_trained=plan.start_from is not None,
+    )
     if accelerator.is_main_process and plan.num_updates is None:
         tell("measuring the speed of training", 0.0)
         num_updates = run.num_updates or trainer.updates_within(_seconds_left(run, texts.store, started))
