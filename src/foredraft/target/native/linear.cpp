@@ -12,7 +12,8 @@ namespace {
 
 constexpr int64_t kBlock = 32;  // outputs of a block: two vectors of 16
 constexpr int kRows = 14;       // rows of a tile: 28 accumulators, 2 weight vectors and one of inputs
-constexpr int64_t kAhead = 4096;  // bytes ahead of which weights are fetched
+// Bytes ahead of which weights are fetched: by one row or two, which wait for memory, and by more, which also compute.
+constexpr int64_t kAhead = 4096, kAheadOfMany = 6144;
 
 __m512 pair_to_float(const uint16_t* pair) {
   int32_t bits;
@@ -86,7 +87,7 @@ void product(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* 
       if (rows > kRows) rows = rows >= 2 * kRows ? kRows : (rows + 1) / 2;
       // Tiles behind the first find the block in the cache, and fetch the next one.
       kTiles[rows](x + m * ldx, w + b * kBlock * K, bias ? bias + n : nullptr, y + m * N + n, K, ldx, N, lanes(N - n),
-                   lanes(N - n - 16), add, m ? block_bytes : kAhead);
+                   lanes(N - n - 16), add, m ? block_bytes : M > 2 ? kAheadOfMany : kAhead);
       m += rows;
     }
   }
