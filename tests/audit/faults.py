@@ -129,7 +129,7 @@ class SharedNoise(PlainVerifier):
 class GumbelDrafter(DraftModelDrafter):
     """Draws with Gumbel noise of the draft's own stream: exact with a verifier that does not read it."""
 
-    def _sample(self, chain: Any, probs: Tensor) -> int:
+    def _sample(self, chain: Any, probs: Tensor, is_narrow: bool) -> int:
         place = len(chain.row.token_ids) + len(chain.token_ids)
         return int(sample_gumbel(probs[None], [gumbel(chain.row.noise_seed, Stream.DRAFT, place, len(probs))]))
 
@@ -137,5 +137,5 @@ class GumbelDrafter(DraftModelDrafter):
 class SoftGreedyDrafter(DraftModelDrafter):
     """Proposes the likeliest tokens and says that they were drawn from the softmax."""
 
-    def _sample(self, chain: Any, probs: Tensor) -> int:
+    def _sample(self, chain: Any, probs: Tensor, is_narrow: bool) -> int:
         return int(probs.argmax())

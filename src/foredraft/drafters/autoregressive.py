@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foredraft.drafters.base import Drafter, DraftRow, chain_draft
 from foredraft.sampling import (
+    SamplingRow,
     Stream,
     adjust_logits,
     gumbel,
@@ -93,17 +94,28 @@ class AutoregressiveDrafter(Drafter):
         """Add the likeliest tokens to each chain without showing their logits; False where that cannot be done."""
         return False
 
-    def _over_target(self, logits: Tensor) -> Tensor:
-        """The logits over the target's vocabulary, ``[chains, V]``; -inf for tokens that are not to be drafted."""
+    def _over_target(self, values: Tensor, other: float = float("-inf")) -> Tensor:
+        """Values of the columns over the vocabulary of the target, ``[..., V]``; ``other`` where there is no column."""
         if self._token_ids is None:
-            return logits
-        scattered = logits.new_full((len(logits), self.vocab_size), float("-inf"))
-        scattered[:, self._token_ids] = logits
+            return values
+        scattered = values.new_full((*values.shape[:-1], self.vocab_size), other)
+        scattered[..., self._token_ids] = values
         return scattered
 
     def _target_token(self, index: int) -> int:
         """The target's token of a column of the logits."""
         return index if self._target_tokens is None else self._target_tokens[index]
+
+    def _adjusted(self, logits: Tensor, sampling: Sequence[SamplingRow]) -> tuple[Tensor, bool]:
+        """Adjusted logits, and whether they still have the columns of the logits: options name tokens of the target."""
+        if any(map(may_change_argmax, sampling)):
+            return adjust_logits(self._over_target(logits), sampling), False
+        return logits.float(), True
+
+    def _noise(self, row: DraftRow, position: int, is_narrow: bool) -> Tensor:
+        """The noise with which the target draws the token at a position under the coupled rule, for each column."""
+        noise = gumbel(row.noise_seed, Stream.TARGET, position, self.vocab_size)
+        return noise[self._token_ids.cpu()] if is_narrow and self._token_ids is not None else noise
 
     def _draw(self, chains: list[Chain], logits: Tensor, keep_probs: bool) -> list[Chain]:
         """Add a token to each chain, with the distribution it was drawn from if ``keep_probs``.
@@ -118,33 +130,29 @@ class AutoregressiveDrafter(Drafter):
             for chain, index in zip(chains, most_likely_tokens(logits).tolist(), strict=True):
                 chain.token_ids.append(self._target_token(index))
             return chains
-        adjusted = adjust_logits(self._over_target(logits), sampling)
+        adjusted, is_narrow = self._adjusted(logits, sampling)
         possible = torch.isfinite(adjusted.amax(dim=-1))
         if not possible.all():
             chains = [chain for chain, can in zip(chains, possible.tolist(), strict=True) if can]
             adjusted = adjusted[possible]
-        if not keep_probs:  # every row is greedy
-            for chain, token in zip(chains, most_likely_tokens(adjusted).tolist(), strict=True):
-                chain.token_ids.append(token)
-            if self.stop_below:
-                self._end_unlikely(chains, torch.softmax(adjusted.float(), dim=-1))
-            return chains
-        all_probs = probs_from_logits(adjusted, [chain.row.sampling_row(()).params for chain in chains])
-        for chain, probs in zip(chains, all_probs, strict=True):
-            chain.token_ids.append(self._sample(chain, probs))
-            chain.probs.append(probs)
-        if self.stop_below:
-            self._end_unlikely(chains, all_probs)
+        if keep_probs:
+            all_probs = probs_from_logits(adjusted, [chain.row.sampling_row(()).params for chain in chains])
+            drawn = [self._sample(chain, probs, is_narrow) for chain, probs in zip(chains, all_probs, strict=True)]
+        else:  # every row is greedy
+            all_probs = torch.softmax(adjusted, dim=-1) if self.stop_below else adjusted
+            drawn = most_likely_tokens(adjusted).tolist()
+        for chain, probs, index in zip(chains, all_probs, drawn, strict=True):
+            chain.token_ids.append(self._target_token(index) if is_narrow else index)
+            chain.ended = float(probs[index]) < self.stop_below
+            if keep_probs:
+                chain.probs.append(self._over_target(probs, 0.0) if is_narrow else probs)
         return chains
 
-    def _end_unlikely(self, chains: list[Chain], probs: Tensor) -> None:
-        for chain, probs_V in zip(chains, probs, strict=True):
-            chain.ended = float(probs_V[chain.token_ids[-1]]) < self.stop_below
-
-    def _sample(self, chain: Chain, probs: Tensor) -> int:
+    def _sample(self, chain: Chain, probs: Tensor, is_narrow: bool) -> int:
+        """The column that is drawn."""
         row, position = chain.row, len(chain.row.token_ids)
         if row.rule == "coupled":
-            noise = gumbel(row.noise_seed, Stream.TARGET, position + len(chain.token_ids), self.vocab_size)
+            noise = self._noise(row, position + len(chain.token_ids), is_narrow)
             return int(sample_gumbel(probs[None], [noise]))
         key = round_position(position, len(chain.token_ids))
         u = torch.tensor([uniform(row.noise_seed, Stream.DRAFT, key)], dtype=torch.float64)

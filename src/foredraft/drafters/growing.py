@@ -24,8 +24,6 @@ from foredraft.drafters.tree import grow_tree
 from foredraft.sampling import (
     SamplingRow,
     Stream,
-    adjust_logits,
-    gumbel,
     may_change_argmax,
     probs_from_logits,
     round_position,
@@ -130,7 +128,7 @@ class TreeDrafter(AutoregressiveDrafter):
         sampling = [tree.row.sampling_row(tree.prefix(node)) for tree, node in places]
         before = {id(tree): len(tree.token_ids) for tree in trees}
         if any(may_change_argmax(place) or not place.params.is_greedy for place in sampling):
-            self._add_by_law(places, sampling, self._over_target(logits))
+            self._add_by_law(places, sampling, logits)
         else:
             self._add_likeliest(places, logits)
         for tree in trees:
@@ -145,39 +143,41 @@ class TreeDrafter(AutoregressiveDrafter):
                 if prob > 0.0:
                     tree.add(node, self._target_token(column), prob, None)
 
-    def _add_by_law(self, places: list[tuple[Tree, int]], sampling: list[SamplingRow], logits_MV: Tensor) -> None:
-        adjusted = adjust_logits(logits_MV, sampling)
+    def _add_by_law(self, places: list[tuple[Tree, int]], sampling: list[SamplingRow], logits: Tensor) -> None:
+        adjusted, is_narrow = self._adjusted(logits, sampling)
         for i, ((tree, node), place) in enumerate(zip(places, sampling, strict=True)):
             if not bool(adjusted[i].isfinite().any()):  # the draft model knows none of the tokens that are allowed
                 continue
             if place.params.is_greedy:
-                probs_V = torch.softmax(adjusted[i], -1)
+                probs = torch.softmax(adjusted[i], -1)
             else:
-                probs_V = probs_from_logits(adjusted[i : i + 1], [place.params])[0]
-            for token, prob, law_V in self._children(tree, node, probs_V):
+                probs = probs_from_logits(adjusted[i : i + 1], [place.params])[0]
+            for index, prob, law in self._children(tree, node, probs, is_narrow):
+                token = self._target_token(index) if is_narrow else index
+                law_V = self._over_target(law, 0.0) if is_narrow and tree.is_drawn else law
                 tree.add(node, token, prob, law_V)
 
-    def _children(self, tree: Tree, node: int, probs_V: Tensor) -> Iterator[tuple[int, float, Tensor]]:
+    def _children(self, tree: Tree, node: int, probs: Tensor, is_narrow: bool) -> Iterator[tuple[int, float, Tensor]]:
+        """Columns of the children, with their probabilities and what they were drawn from."""
         row, count = tree.row, min(self.width, self._num_left(tree))
         if tree.is_drawn:
             for i in range(count):
                 key = round_position(len(row.token_ids), len(tree.token_ids))
                 number = torch.tensor([uniform(row.noise_seed, Stream.DRAFT, key)], dtype=torch.float64)
-                token = int(sample_inverse_cdf(probs_V[None], number))
-                yield token, float(probs_V[token]), probs_V
-                rest_V = probs_V.index_fill(0, torch.tensor([token]), 0.0)
-                mass = float(rest_V.sum(dtype=torch.float64))
+                index = int(sample_inverse_cdf(probs[None], number))
+                yield index, float(probs[index]), probs
+                rest = probs.index_fill(0, torch.tensor([index]), 0.0)
+                mass = float(rest.sum(dtype=torch.float64))
                 if i + 1 == count or not mass > 0.0:
                     return
-                probs_V = rest_V / mass
+                probs = rest / mass
             return
         if row.rule == "coupled":
-            position = len(row.token_ids) + len(tree.path(node))
-            noise = gumbel(row.noise_seed, Stream.TARGET, position, self.vocab_size)
-            probs_V = torch.softmax(probs_V.log().double().add_(noise), -1)
-        best = probs_V.topk(min(count, int((probs_V > 0).sum())))
-        for token, prob in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-            yield token, prob, probs_V
+            noise = self._noise(row, len(row.token_ids) + len(tree.path(node)), is_narrow)
+            probs = torch.softmax(probs.log().double().add_(noise), -1)
+        best = probs.topk(min(count, int((probs > 0).sum())))
+        for index, prob in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            yield index, prob, probs
 
     @abstractmethod
     def _frontier_logits(self, trees: list[Tree]) -> Tensor:

@@ -13,6 +13,7 @@ appends to the vector.
 from __future__ import annotations
 
 import enum
+import functools
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ _EXPONENT_OF_ONE = np.uint64(0x3FF0_0000_0000_0000)
 _DROPPED_BITS = np.uint64(12)
 _GRID = 2.0**-52
 _ROUND_BITS = 16
+_RECENT = 32  # vectors of noise that are kept: a drafter reads those that verification reads, and the next draft again
 
 
 class Stream(enum.IntEnum):
@@ -59,8 +61,9 @@ def uniform(seed: int, stream: Stream, position: int) -> float:
     return ((_philox(seed, stream, position).random_raw() >> 12) + 0.5) * _GRID
 
 
+@functools.lru_cache(maxsize=_RECENT)
 def gumbel(seed: int, stream: Stream, position: int, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise -log(-log u) for every token id, ``[V]`` float64 on the CPU.
+    """Standard Gumbel noise -log(-log u) for every token id, ``[V]`` float64 on the CPU; not to be written to.
 
     Entry i does not depend on ``vocab_size``. Values lie in [-3.61, 36.74].
     """

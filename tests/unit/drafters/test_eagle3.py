@@ -143,6 +143,25 @@ def test_a_tree_is_what_unrolling_gives(tiny: Any, head: Eagle3Head, width: int,
     assert deepest == 3
 
 
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_small_vocabulary_is_drawn_from_as_a_part_of_the_large_one(tiny: Any, rule: str, width: int):
+    """A bias of zero changes nothing but that the whole vocabulary is looked at: same drafts, same laws."""
+    head = eagle3_head(eagle3_config(tiny, draft_vocab_size=64))
+    drafts = []
+    for bias in (None, {3: 0.0}):
+        engine = engine_of(tiny, head, width, acceptance_rule=rule)
+        run(engine, PROMPTS, SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=10, logit_bias=bias))
+        assert isinstance(engine.drafter, RecordingDrafter)
+        drafts.append([draft for draft in engine.drafter.drafts if draft.probs is not None or width > 1])
+    assert len(drafts[0]) == len(drafts[1]) > 2
+    for narrow, wide in zip(*drafts, strict=True):
+        assert torch.equal(narrow.token_ids, wide.token_ids)
+        if narrow.probs is not None and wide.probs is not None:
+            torch.testing.assert_close(narrow.probs, wide.probs)
+            assert set(narrow.probs.nonzero()[:, -1].tolist()) <= set(head.token_ids.tolist())
+
+
 def test_prompts_in_chunks_and_steps_without_a_draft(tiny: Any, head: Eagle3Head):
     """O38: a row that was not drafted for catches up; a prompt of several chunks loses no state."""
     engine = engine_of(tiny, head, max_num_batched_tokens=8)
