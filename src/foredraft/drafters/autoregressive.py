@@ -41,6 +41,15 @@ class Chain:
     ended: bool = False
 
 
+def takes_highest(row: DraftRow) -> bool:
+    """Whether a row's draft is where scores are highest: the logits of a greedy row, under the coupled rule logits over
+    temperature with the target's noise. Filters and options ask for more."""
+    sampling = row.sampling_row(())
+    params = sampling.params
+    filters = params.min_p > 0.0 or params.top_k > 0 or params.top_p < 1.0
+    return not may_change_argmax(sampling) and (params.is_greedy or (row.rule == "coupled" and not filters))
+
+
 class AutoregressiveDrafter(Drafter):
     """Draws each token of a draft from a model's law after the ones before.
 
@@ -64,14 +73,13 @@ class AutoregressiveDrafter(Drafter):
         chains = [Chain(row, text) for row, text in zip(rows, texts, strict=True)]
         room = {id(chain): self._room(chain.row, chain.text) for chain in chains}
         active = [chain for chain in chains if room[id(chain)]]
-        sampling = [row.sampling_row(()) for row in rows]
-        keep_probs = any(not each.params.is_greedy for each in sampling)
-        likeliest = not keep_probs and not self.stop_below and not any(map(may_change_argmax, sampling))
+        keep_probs = any(row.rule != "coupled" and not row.sampling_row(()).params.is_greedy for row in rows)
+        highest = not self.stop_below and all(map(takes_highest, rows))
         for chain in active:
             self._catch_up(chain.row.sequence_id, chain.text)
         while active:
             drawn, steps = active, min(room[id(chain)] - len(chain.token_ids) for chain in active)
-            if not (likeliest and self._run_on(active, steps)):
+            if not (highest and self._run_on(active, steps)):
                 drawn = self._draw(active, self._next_logits(active), keep_probs)
             active = [chain for chain in drawn if not chain.ended and len(chain.token_ids) < room[id(chain)]]
         width = max((len(chain.token_ids) for chain in chains), default=0)
@@ -91,7 +99,8 @@ class AutoregressiveDrafter(Drafter):
         """Logits of the token behind each, as :meth:`_over_target` takes them; feeds what has not been fed."""
 
     def _run_on(self, chains: list[Chain], num_steps: int) -> bool:
-        """Add the likeliest tokens to each chain without showing their logits; False where that cannot be done."""
+        """Add tokens to each chain without showing their logits, where those with the highest scores are wanted (see
+        :func:`takes_highest`); False where that cannot be done."""
         return False
 
     def _over_target(self, values: Tensor, other: float = float("-inf")) -> Tensor:
@@ -126,7 +135,8 @@ class AutoregressiveDrafter(Drafter):
             the chains that got a token.
         """
         sampling = [chain.row.sampling_row(tuple(chain.token_ids)) for chain in chains]
-        if not keep_probs and not self.stop_below and not any(map(may_change_argmax, sampling)):
+        are_greedy = all(each.params.is_greedy for each in sampling)
+        if are_greedy and not self.stop_below and not any(map(may_change_argmax, sampling)):
             for chain, index in zip(chains, most_likely_tokens(logits).tolist(), strict=True):
                 chain.token_ids.append(self._target_token(index))
             return chains
@@ -135,12 +145,12 @@ class AutoregressiveDrafter(Drafter):
         if not possible.all():
             chains = [chain for chain, can in zip(chains, possible.tolist(), strict=True) if can]
             adjusted = adjusted[possible]
-        if keep_probs:
-            all_probs = probs_from_logits(adjusted, [chain.row.sampling_row(()).params for chain in chains])
-            drawn = [self._sample(chain, probs, is_narrow) for chain, probs in zip(chains, all_probs, strict=True)]
-        else:  # every row is greedy
+        if are_greedy:
             all_probs = torch.softmax(adjusted, dim=-1) if self.stop_below else adjusted
             drawn = most_likely_tokens(adjusted).tolist()
+        else:
+            all_probs = probs_from_logits(adjusted, [chain.row.sampling_row(()).params for chain in chains])
+            drawn = [self._sample(chain, probs, is_narrow) for chain, probs in zip(chains, all_probs, strict=True)]
         for chain, probs, index in zip(chains, all_probs, drawn, strict=True):
             chain.token_ids.append(self._target_token(index) if is_narrow else index)
             chain.ended = float(probs[index]) < self.stop_below

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foredraft.heads.native_chain import GivenRows
+from foredraft.heads.native_chain import GivenRows, Noises
 from foredraft.heads.runner import HeadRunner
 from foredraft.target.layout import PassRow
 
@@ -109,7 +109,9 @@ class HeadCache:
         return self.runner.logits(normed[[ends[self._first_row[sequence_id]] for sequence_id, _ in texts]])
 
     @torch.inference_mode()
-    def begin(self, texts: Sequence[tuple[int, list[int]]], num_steps: int, num_best: int = 1) -> Branches:
+    def begin(
+        self, texts: Sequence[tuple[int, list[int]]], num_steps: int, num_best: int = 1, noises: Noises | None = None
+    ) -> Branches:
         """As :meth:`read` and then :meth:`follow` from the likeliest token, in one call."""
         runner = self.runner
         assert runner.chain is not None
@@ -119,7 +121,8 @@ class HeadCache:
         slots.reserve(max(place for _, place in places) + num_steps)  # a layout holds for the capacity of the moment
         given = GivenRows(*runner.lay_out(rows, states), torch.tensor(ends))
         back = states.new_empty(len(rows), states.shape[1])
-        found = runner.chain(slots, given, places, [0] * len(rows), back, num_steps, num_best)
+        added = [noises[row.sequence_id] for row in rows] if noises else ()
+        found = runner.chain(slots, given, places, [0] * len(rows), back, num_steps, num_best, added)
         self._note(rows, back)
         return [found[self._first_row[sequence_id]] for sequence_id, _ in texts]
 
@@ -167,7 +170,9 @@ class HeadCache:
         return self.runner.logits(normed)
 
     @torch.inference_mode()
-    def follow(self, drafts: Sequence[tuple[int, list[int]]], num_steps: int, num_best: int = 1) -> Branches:
+    def follow(
+        self, drafts: Sequence[tuple[int, list[int]]], num_steps: int, num_best: int = 1, noises: Noises | None = None
+    ) -> Branches:
         """Draft on behind the last token of each draft, whose own tokens but the last are fed; one call.
 
         Args:
@@ -178,7 +183,8 @@ class HeadCache:
         slots = self.runner.slots
         places = [(slots.slot(i), slots.length(i) + len(drawn) - 1) for i, drawn in drafts]
         states = self._back[[self._first_row[i] for i, _ in drafts]]
-        found = self.runner.chain(slots, None, places, [drawn[-1] for _, drawn in drafts], states, num_steps, num_best)
+        last, added = [drawn[-1] for _, drawn in drafts], [noises[i] for i, _ in drafts] if noises else ()
+        found = self.runner.chain(slots, None, places, last, states, num_steps, num_best, added)
         self._back, self._first_row = states, {i: row for row, (i, _) in enumerate(drafts)}
         return found
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.config import SpeculativeConfig
-from foredraft.drafters.autoregressive import AutoregressiveDrafter, Chain
+from foredraft.drafters.autoregressive import AutoregressiveDrafter, Chain, takes_highest
 from foredraft.drafters.base import DraftRow
 from foredraft.drafters.growing import Tree, TreeDrafter
 from foredraft.drafters.head_cache import HeadCache, Nodes
@@ -17,8 +17,8 @@ from foredraft.heads.convention import check_conventions
 from foredraft.heads.eagle import EagleHead
 from foredraft.heads.eagle3 import Eagle3Head
 from foredraft.heads.mtp import MtpHead
+from foredraft.heads.native_chain import Noises
 from foredraft.heads.runner import HeadRunner
-from foredraft.sampling import may_change_argmax
 from foredraft.target.forward import TargetModel
 from foredraft.types import Draft
 
@@ -41,7 +41,7 @@ class HeadDrafter(AutoregressiveDrafter):
         super().__init__(vocab_size, token_ids)
         self.feature_layers = feature_layers
         self.cache = HeadCache(runner)
-        self._max_len = runner.slots.max_len
+        self._max_len, self._num_columns = runner.slots.max_len, vocab_size if token_ids is None else len(token_ids)
 
     def observe_features(self, sequence_id: int, token_ids: list[int], start: int, features: Tensor) -> None:
         self.cache.add(sequence_id, token_ids, start, features)
@@ -70,13 +70,30 @@ class HeadDrafter(AutoregressiveDrafter):
     def _run_on(self, chains: list[Chain], num_steps: int) -> bool:
         if self.cache.runner.chain is None:
             return False
+        noises = self._noises([(chain.row, len(chain.token_ids)) for chain in chains], num_steps)
         if chains[0].token_ids:
-            found = self.cache.follow([(chain.row.sequence_id, chain.token_ids) for chain in chains], num_steps)
+            drafts = [(chain.row.sequence_id, chain.token_ids) for chain in chains]
+            found = self.cache.follow(drafts, num_steps, noises=noises)
         else:
-            found = self.cache.begin([(chain.row.sequence_id, chain.text) for chain in chains], num_steps)
+            texts = [(chain.row.sequence_id, chain.text) for chain in chains]
+            found = self.cache.begin(texts, num_steps, noises=noises)
         for chain, each in zip(chains, found, strict=True):
             chain.token_ids += [token for ((token, _),) in each]
         return True
+
+    def _noises(self, rows: Sequence[tuple[DraftRow, int]], num_steps: int) -> Noises | None:
+        """What makes scores of the logits behind so many draft tokens of each row; None if all rows are greedy."""
+        if all(row.sampling_row(()).params.is_greedy for row, _ in rows):
+            return None
+        noises: dict[int, tuple[float, Tensor]] = {}
+        for row, num_before in rows:
+            params, first = row.sampling_row(()).params, len(row.token_ids) + num_before
+            if params.is_greedy:
+                noises[row.sequence_id] = 1.0, torch.zeros(num_steps, self._num_columns)
+            else:
+                noise = [self._noise(row, first + i, True) for i in range(num_steps)]
+                noises[row.sequence_id] = 1.0 / params.temperature, torch.stack(noise)
+        return noises
 
 
 class HeadTreeDrafter(TreeDrafter, HeadDrafter):
@@ -112,20 +129,18 @@ class HeadTreeDrafter(TreeDrafter, HeadDrafter):
         return draft
 
     def _run_down(self, trees: list[Tree]) -> bool:
-        """Of trees that are chains with other tokens beside them, all that is greedy and asks for nothing."""
+        """Of trees that are chains with other tokens beside them, where those with the highest scores are wanted."""
         chain = self.cache.runner.chain
-        if self.beam != 1 or chain is None:
-            return False
-        sampling = [tree.row.sampling_row(()) for tree in trees]
-        if any(may_change_argmax(place) or not place.params.is_greedy for place in sampling):
+        if self.beam != 1 or chain is None or not all(takes_highest(tree.row) for tree in trees):
             return False
         num_levels, num_best = min(map(self._levels_left, trees)), min(self.width, chain.entry.draft_vocab)
+        noises = self._noises([(tree.row, len(tree.path(tree.frontier[0]))) for tree in trees], num_levels)
         if trees[0].token_ids:
             drafts = [(tree.row.sequence_id, list(tree.prefix(tree.frontier[0]))) for tree in trees]
-            found = self.cache.follow(drafts, num_levels, num_best)
+            found = self.cache.follow(drafts, num_levels, num_best, noises)
         else:
             texts = [(tree.row.sequence_id, tree.row.token_ids) for tree in trees]
-            found = self.cache.begin(texts, num_levels, num_best)
+            found = self.cache.begin(texts, num_levels, num_best, noises)
         for tree, each in zip(trees, found, strict=True):
             for best in each:
                 node, tree.frontier = tree.frontier[0], [len(tree.token_ids)]

@@ -1,4 +1,4 @@
-"""Whole chains of an EAGLE-3 head in one native call: the likeliest tokens of each place, and on from the first one.
+"""Whole chains of an EAGLE-3 head in one native call: the best tokens of each place, and on from the first one.
 
 A step of such a head takes 0.4 ms of a processor's work; the calls of some twenty small operations on top of it would
 take half as long again.
@@ -7,7 +7,7 @@ take half as long again.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ from foredraft.target.layers import Arena, LayerEntry
 from foredraft.target.layout import PassLayout
 from foredraft.target.packed import NativeProduct, PackedRMSNorm
 from foredraft.target.slots import KVSlots
+
+Noises = Mapping[int, tuple[float, Tensor]]
+"""By sequence: what its logits are multiplied by, and what is then added at each place, ``[num_steps, columns]``."""
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -103,7 +106,7 @@ class NativeChain:
 
     def __call__(
         self, slots: KVSlots, given: GivenRows | None, places: Sequence[tuple[int, int]], token_ids: list[int],
-        states: Tensor, num_steps: int, num_best: int,
+        states: Tensor, num_steps: int, num_best: int, noises: Sequence[tuple[float, Tensor]] = (),
     ) -> list[list[list[tuple[int, float]]]]:  # fmt: skip
         """Draft on from the text, or from the last token of a draft.
 
@@ -115,6 +118,7 @@ class NativeChain:
             states: ``[B, hidden]``, the head's own behind the tokens before; changed to those behind the last but one
                 token of the draft.
             num_best: tokens of a place, at most the draft vocabulary.
+            noises: of each row, as in ``Noises``; none: the logits are looked at as they are.
 
         Returns:
             for each row and each of ``num_steps`` places its tokens, best first, and their probabilities; where there
@@ -124,7 +128,9 @@ class NativeChain:
         count, layer = len(places), self.entry.layer
         width, vocab = layer.width, self.entry.draft_vocab
         last, drafted = torch.tensor(token_ids), torch.empty(num_steps, count, num_best, dtype=torch.int64)
-        probs = torch.zeros(num_steps, count, num_best)
+        probs, scores = torch.zeros(num_steps, count, num_best), torch.empty(count, vocab)
+        scales = torch.tensor([scale for scale, _ in noises])
+        noise = torch.stack([added.float() for _, added in noises]) if noises else None
         rows = torch.tensor([[i, 1, slot, place, 0, -1] for i, (slot, place) in enumerate(places)])
         positions = torch.tensor([place for _, place in places])
         index = torch.tensor([slots.capacity * slot + place for slot, place in places])
@@ -133,8 +139,9 @@ class NativeChain:
         work = self.arena.at(most * (3 * width + 4 * layer.hidden + 2 * layer.dim) + count * (layer.hidden + vocab))
         self.native.foredraft_chain_bf16(
             ctypes.byref(self.entry), ctypes.byref(first), last.data_ptr(), drafted.data_ptr(), probs.data_ptr(),
-            states.data_ptr(), rows.data_ptr(), positions.data_ptr(), index.data_ptr(), work, *slots.addresses, count,
-            num_steps, num_best, width, slots.capacity, torch.get_num_threads(),
+            scales.data_ptr(), None if noise is None else noise.data_ptr(), scores.data_ptr(), states.data_ptr(),
+            rows.data_ptr(), positions.data_ptr(), index.data_ptr(), work, *slots.addresses, count, num_steps, num_best,
+            width, slots.capacity, torch.get_num_threads(),
         )  # fmt: skip
         each = zip(drafted.transpose(0, 1).tolist(), probs.transpose(0, 1).tolist(), strict=True)
         return [[list(zip(*place, strict=True)) for place in zip(*row, strict=True)] for row in each]

@@ -41,7 +41,7 @@ _SIGNATURES = {
     "foredraft_rotate_store_bf16": [_POINTER] * 9 + [_SIZE] * 4 + [_FLOAT, _INT],
     "foredraft_attention_bf16": [_POINTER] * 8 + [_SIZE] * 8 + [_FLOAT] * 2 + [_INT],
     "foredraft_layers_bf16": [_POINTER] * 14 + [_SIZE] * 7 + [_INT],
-    "foredraft_chain_bf16": [_POINTER] * 12 + [_SIZE] * 5 + [_INT],
+    "foredraft_chain_bf16": [_POINTER] * 15 + [_SIZE] * 5 + [_INT],
 }
 
 

@@ -18,6 +18,7 @@ from foredraft.types import Draft, SamplingParams
 from foredraft.verify.tree import path_to
 
 TEXTS = {3: [3, 5, 7, 9, 11], 4: list(range(40, 60)), 9: [8, 1]}
+GREEDY, COUPLED = SamplingParams(temperature=0), SamplingParams(temperature=0.7, seed=3)
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"norm_before_residual": True, "has_embeddings": True},
@@ -47,6 +48,11 @@ def drafter_for(runner: HeadRunner, width: int = 1) -> HeadDrafter:
     return drafter
 
 
+def draft_row(sequence_id: int, count: int, params: SamplingParams) -> DraftRow:
+    rule = "greedy" if params.is_greedy else "coupled"
+    return DraftRow(sequence_id, TEXTS[sequence_id], count, 3, rule, lambda _: SamplingRow(params))
+
+
 @pytest.mark.parametrize("changes", VARIANTS)
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_the_tokens_are_those_of_the_modules(tiny: Any, changes: dict[str, Any], num_threads: int):
@@ -60,10 +66,7 @@ def test_the_tokens_are_those_of_the_modules(tiny: Any, changes: dict[str, Any],
             assert runner.chain is not None
             if not natively:
                 runner.chain = None
-            rows = [
-                DraftRow(i, TEXTS[i], count, 0, "rejection", lambda _: SamplingRow(SamplingParams(temperature=0)))
-                for i, count in lengths.items()
-            ]
+            rows = [draft_row(i, count, GREEDY) for i, count in lengths.items()]
             draft = drafter_for(runner).propose(rows)
             assert draft.num_draft_tokens == list(lengths.values())
             slots = runner.slots
@@ -86,15 +89,30 @@ def test_the_tokens_beside_a_chain_are_those_of_the_modules(tiny: Any, changes: 
         runner = runner_for(tiny, changes)
         if not natively:
             runner.chain = None
-        rows = [
-            DraftRow(i, TEXTS[i], count, 0, "rejection", lambda _: SamplingRow(SamplingParams(temperature=0)))
-            for i, count in {3: 9, 4: 2, 9: 9}.items()
-        ]
+        rows = [draft_row(i, count, GREEDY) for i, count in {3: 9, 4: 2, 9: 9}.items()]
         found.append(drafter_for(runner, width=3).propose(rows))
     draft, other = found
     assert draft.num_draft_tokens == other.num_draft_tokens == [9, 2, 9]
     assert paths(draft) == paths(other), "in any order, where two are equally likely"
     assert not all(parents == list(range(-1, 8)) for parents in draft.parents.tolist()), "there is something beside"
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_with_noise_the_tokens_are_those_of_the_modules(tiny: Any, width: int):
+    """Rows under the coupled rule beside a greedy one; those of the rejection rule are drawn by the modules."""
+    changes, found = {"draft_vocab_size": 64} if width == 1 else {}, []
+    for natively in (True, False):
+        runner = runner_for(tiny, changes)
+        if not natively:
+            runner.chain = None
+        rows = [draft_row(3, 5, COUPLED), draft_row(4, 5, GREEDY), draft_row(9, 3, COUPLED)]
+        found.append(drafter_for(runner, width).propose(rows))
+    draft, other = found
+    assert draft.probs is None
+    assert other.probs is None
+    assert paths(draft) == paths(other)
+    greedy = drafter_for(runner_for(tiny, changes), width).propose([draft_row(3, 5, GREEDY)])
+    assert paths(draft)[0] != paths(greedy)[0], "the noise counts"
 
 
 def paths(draft: Draft) -> list[set[tuple[int, ...]]]:

@@ -3,7 +3,7 @@
 //   both = norm(embedding of the last token) | norm(state)
 //   state = layer(state, both)        logits = lm_head(norm(state))        the likeliest tokens, of equals the lowest
 //
-// The first of them is the next last token.
+// The first of them is the next last token. Noise, where there is some, is added to the logits before.
 //
 // The steps are the kernels that the head's modules call, so the bits are theirs.
 #include <cstring>
@@ -41,11 +41,18 @@ float as_float(uint16_t bf16) {
   return value;
 }
 
-// The best `count` of the columns, best first, and their logits.
-void likeliest(const uint16_t* logits, int64_t size, int64_t count, int64_t* best, float* tops) {
+// The logits, times `scale`, with the noise, which may be null.
+void scores_of(const uint16_t* logits, int64_t size, float scale, const float* noise, float* scores) {
+  for (int64_t i = 0; i < size; ++i) scores[i] = as_float(logits[i]);
+  if (noise)
+    for (int64_t i = 0; i < size; ++i) scores[i] = scores[i] * scale + noise[i];
+}
+
+// The best `count` of the columns, best first, and their scores.
+void likeliest(const float* scores, int64_t size, int64_t count, int64_t* best, float* tops) {
   for (int64_t k = 0; k < count; ++k) best[k] = 0, tops[k] = -__builtin_inff();
   for (int64_t i = 0; i < size; ++i) {
-    const float value = as_float(logits[i]);
+    const float value = scores[i];
     if (!(value > tops[count - 1])) continue;
     int64_t k = count - 1;
     for (; k > 0 && value > tops[k - 1]; --k) tops[k] = tops[k - 1], best[k] = best[k - 1];
@@ -53,14 +60,13 @@ void likeliest(const uint16_t* logits, int64_t size, int64_t count, int64_t* bes
   }
 }
 
-// From logits, the first being the highest of all, to their shares of the softmax over `size` columns.
-void softmax_shares(const uint16_t* logits, int64_t size, int64_t count, float* tops) {
+// From scores, the first being the highest of all, to their shares of the softmax over `size` columns.
+void softmax_shares(const float* scores, int64_t size, int64_t count, float* tops) {
   const float top = tops[0];
   float sum = 0.0f;
   for (int64_t i = 0; i < size; i += 16) {
     const __mmask16 seen = size - i >= 16 ? 0xffff : (1 << (size - i)) - 1;
-    const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(seen, logits + i)), 16);
-    const __m512 above = _mm512_sub_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(top));
+    const __m512 above = _mm512_sub_ps(_mm512_maskz_loadu_ps(seen, scores + i), _mm512_set1_ps(top));
     sum += _mm512_mask_reduce_add_ps(seen, exp_of(above));
   }
   for (int64_t k = 0; k < count; ++k) tops[k] = _mm512_cvtss_f32(exp_of(_mm512_set1_ps(tops[k] - top))) / sum;
@@ -68,15 +74,16 @@ void softmax_shares(const uint16_t* logits, int64_t size, int64_t count, float* 
 
 }  // namespace
 
-// last: [B], the tokens to begin with, where nothing is given, and then the best of each step; tokens, probs: [num_steps, B,
-// num_best], to be filled, probs only where more than one is wanted; states: [B, hidden], those behind `last` to begin with,
-// then the last ones; rows, positions, write_index: of the first step that reads `last`, moved on; work: max(T, B) times
-// (3 width + 4 hidden + 2 dim), and B times (hidden + draft_vocab).
+// last: [B], the tokens to begin with, where nothing is given, and then the best of each step; tokens, probs: [num_steps,
+// B, num_best], to be filled, probs only where more than one is wanted; scales, noise: [B] and [B, num_steps,
+// draft_vocab], or noise null; scores: [B, draft_vocab], to be filled; states: [B, hidden], those behind `last` to begin
+// with, then the last ones; rows, positions, write_index: of the first step that reads `last`, moved on; work:
+// max(T, B) times (3 width + 4 hidden + 2 dim), and B times (hidden + draft_vocab).
 extern "C" void foredraft_chain_bf16(const Head* head, const Given* given, int64_t* last, int64_t* tokens, float* probs,
-                                     uint16_t* states, int64_t* rows, int64_t* positions, int64_t* write_index,
-                                     uint16_t* work, uint16_t* const* keys, uint16_t* const* values, int64_t B,
-                                     int64_t num_steps, int64_t num_best, int64_t width, int64_t capacity,
-                                     int threads) {
+                                     const float* scales, const float* noise, float* scores, uint16_t* states,
+                                     int64_t* rows, int64_t* positions, int64_t* write_index, uint16_t* work,
+                                     uint16_t* const* keys, uint16_t* const* values, int64_t B, int64_t num_steps,
+                                     int64_t num_best, int64_t width, int64_t capacity, int threads) {
   using namespace foredraft;
   const int64_t hidden = head->layer.hidden, dim = head->layer.dim, vocab = head->draft_vocab;
   const int64_t most = given->T > B ? given->T : B;
@@ -119,8 +126,11 @@ extern "C" void foredraft_chain_bf16(const Head* head, const Given* given, int64
       for (int64_t b = 0; b < B; ++b) {
         int64_t* best = tokens + (step * B + b) * num_best;
         float* tops = probs + (step * B + b) * num_best;
-        likeliest(logits + b * vocab, vocab, num_best, best, tops);
-        if (num_best > 1) softmax_shares(logits + b * vocab, vocab, num_best, tops);
+        float* own = scores + b * vocab;
+        scores_of(logits + b * vocab, vocab, noise ? scales[b] : 1.0f,
+                  noise ? noise + (b * num_steps + step) * vocab : nullptr, own);
+        likeliest(own, vocab, num_best, best, tops);
+        if (num_best > 1) softmax_shares(own, vocab, num_best, tops);
         for (int64_t k = 0; k < num_best; ++k) best[k] = head->token_ids[best[k]];
         last[b] = best[0];
         std::memcpy(states + b * hidden, (head->norms_output ? normed : back) + b * hidden, hidden * sizeof *x);
