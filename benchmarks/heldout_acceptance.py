@@ -19,7 +19,7 @@ from foredraft.measure.workloads import dataset_workloads
 from foredraft.types import Request
 
 PROMPTS = Path(__file__).parent / "heldout_prompts.jsonl"
-BEAM = {"num_speculative_tokens": 9, "tree_width": 3, "tree_beam": 1}
+BEAM = {"num_speculative_tokens": 7, "tree_width": 3, "tree_beam": 1}
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"method": "none"},
     "chain of 4": {"method": "eagle3", "num_speculative_tokens": 4, "policy": "fixed"},

@@ -21,7 +21,7 @@ OURS = "foredraft"
 NEEDED = {"transformers": 1.5, "vllm": 1.5, "openvino": 1.0, "llama.cpp": 1.0}
 """The ratio of our best arm to each peer's best mode that the project wants to reach."""
 
-BEAM = {"num_speculative_tokens": 9, "tree_width": 3, "tree_beam": 1}
+BEAM = {"num_speculative_tokens": 7, "tree_width": 3, "tree_beam": 1}
 """Drafts of a head that are chains with other tokens beside their own."""
 TRANSFORMERS = {"none": "none", "ngram": "ngram"}
 VLLM: dict[str, dict[str, Any] | None] = {
