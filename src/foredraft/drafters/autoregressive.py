@@ -73,7 +73,7 @@ class AutoregressiveDrafter(Drafter):
         chains = [Chain(row, text) for row, text in zip(rows, texts, strict=True)]
         room = {id(chain): self._room(chain.row, chain.text) for chain in chains}
         active = [chain for chain in chains if room[id(chain)]]
-        keep_probs = any(row.rule != "coupled" and not row.sampling_row(()).params.is_greedy for row in rows)
+        keep_probs = any(not row.sampling_row(()).params.is_greedy for row in rows)
         highest = not self.stop_below and all(map(takes_highest, rows))
         for chain in active:
             self._catch_up(chain.row.sequence_id, chain.text)
@@ -83,7 +83,7 @@ class AutoregressiveDrafter(Drafter):
                 drawn = self._draw(active, self._next_logits(active), keep_probs)
             active = [chain for chain in drawn if not chain.ended and len(chain.token_ids) < room[id(chain)]]
         width = max((len(chain.token_ids) for chain in chains), default=0)
-        probs = self._stack([chain.probs for chain in chains], width) if keep_probs else None
+        probs = self._stack([chain.probs for chain in chains], width) if any(chain.probs for chain in chains) else None
         return chain_draft([chain.token_ids for chain in chains], probs)
 
     @abstractmethod
@@ -135,8 +135,7 @@ class AutoregressiveDrafter(Drafter):
             the chains that got a token.
         """
         sampling = [chain.row.sampling_row(tuple(chain.token_ids)) for chain in chains]
-        are_greedy = all(each.params.is_greedy for each in sampling)
-        if are_greedy and not self.stop_below and not any(map(may_change_argmax, sampling)):
+        if not keep_probs and not self.stop_below and not any(map(may_change_argmax, sampling)):
             for chain, index in zip(chains, most_likely_tokens(logits).tolist(), strict=True):
                 chain.token_ids.append(self._target_token(index))
             return chains
@@ -145,7 +144,7 @@ class AutoregressiveDrafter(Drafter):
         if not possible.all():
             chains = [chain for chain, can in zip(chains, possible.tolist(), strict=True) if can]
             adjusted = adjusted[possible]
-        if are_greedy:
+        if not keep_probs:  # every row is greedy
             all_probs = torch.softmax(adjusted, dim=-1) if self.stop_below else adjusted
             drawn = most_likely_tokens(adjusted).tolist()
         else:
@@ -153,7 +152,7 @@ class AutoregressiveDrafter(Drafter):
             drawn = [self._sample(chain, probs, is_narrow) for chain, probs in zip(chains, all_probs, strict=True)]
         for chain, probs, index in zip(chains, all_probs, drawn, strict=True):
             chain.token_ids.append(self._target_token(index) if is_narrow else index)
-            chain.ended = float(probs[index]) < self.stop_below
+            chain.ended = self.stop_below > 0.0 and float(probs[index]) < self.stop_below
             if keep_probs:
                 chain.probs.append(self._over_target(probs, 0.0) if is_narrow else probs)
         return chains

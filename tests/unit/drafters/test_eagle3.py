@@ -143,15 +143,18 @@ def test_a_tree_is_what_unrolling_gives(tiny: Any, head: Eagle3Head, width: int,
     assert deepest == 3
 
 
-@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@pytest.mark.parametrize(("rule", "temperature"), [("coupled", 0.8), ("rejection", 0.8), ("auto", 0.0)])
 @pytest.mark.parametrize("width", [1, 2])
-def test_a_small_vocabulary_is_drawn_from_as_a_part_of_the_large_one(tiny: Any, rule: str, width: int):
+def test_a_small_vocabulary_is_drawn_from_as_a_part_of_the_large_one(
+    tiny: Any, rule: str, temperature: float, width: int
+):
     """A bias of zero changes nothing but that the whole vocabulary is looked at: same drafts, same laws."""
     head = eagle3_head(eagle3_config(tiny, draft_vocab_size=64))
     drafts = []
     for bias in (None, {3: 0.0}):
         engine = engine_of(tiny, head, width, acceptance_rule=rule)
-        run(engine, PROMPTS, SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=10, logit_bias=bias))
+        params = SamplingParams(temperature=temperature, top_p=0.9, seed=5, max_tokens=10, logit_bias=bias)
+        run(engine, PROMPTS, params)
         assert isinstance(engine.drafter, RecordingDrafter)
         drafts.append([draft for draft in engine.drafter.drafts if any(draft.num_draft_tokens)])
     assert len(drafts[0]) == len(drafts[1]) > 2
