@@ -15,6 +15,7 @@ from foredraft.sampling import (
     Stream,
     adjust_logits,
     gumbel,
+    has_filters,
     may_change_argmax,
     most_likely_tokens,
     probs_from_logits,
@@ -45,9 +46,8 @@ def takes_highest(row: DraftRow) -> bool:
     """Whether a row's draft is where scores are highest: the logits of a greedy row, under the coupled rule logits over
     temperature with the target's noise. Filters and options ask for more."""
     sampling = row.sampling_row(())
-    params = sampling.params
-    filters = params.min_p > 0.0 or params.top_k > 0 or params.top_p < 1.0
-    return not may_change_argmax(sampling) and (params.is_greedy or (row.rule == "coupled" and not filters))
+    by_noise = row.rule == "coupled" and not has_filters(sampling.params)
+    return not may_change_argmax(sampling) and (sampling.params.is_greedy or by_noise)
 
 
 class AutoregressiveDrafter(Drafter):

@@ -179,8 +179,13 @@ def _adjust_row(logits_V: Tensor, row: SamplingRow) -> Tensor:
     return logits_V
 
 
+def has_filters(params: SamplingParams) -> bool:
+    """Whether some tokens are left out by their probability: min-p, top-k, top-p."""
+    return params.min_p > 0.0 or params.top_k > 0 or params.top_p < 1.0
+
+
 def _changes_softmax(params: SamplingParams) -> bool:
-    return params.temperature != 1.0 or params.min_p > 0.0 or params.top_k > 0 or params.top_p < 1.0
+    return params.temperature != 1.0 or has_filters(params)
 
 
 def _filter_row(logits_V: Tensor, params: SamplingParams) -> Tensor:
